@@ -1,4 +1,4 @@
-//! The weights of a layer, by the kind of the layer.
+//! The weights of a layer's mixer, for each kind of layer.
 
 use super::Mixer;
 use super::mamba2;
@@ -7,12 +7,12 @@ use sidewinder_kernels::op::{Op, Slot};
 use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock};
 use sidewinder_kernels::ops::products::matrices::{Dense, Matrix};
 
-/// The weights between a layer's norm and its residual.
+/// The weights of a mixer: everything between a layer's norm and its residual connection.
 #[derive(Clone)]
 pub(super) enum Block<T> {
-    /// Of the first Mamba, and of FalconMamba.
+    /// The first Mamba, and FalconMamba.
     Mamba(mamba_block::Weights<T>),
-    /// Of Mamba-2.
+    /// Mamba-2.
     Mamba2(mamba2::Weights<T>),
 }
 
@@ -27,8 +27,8 @@ impl Mixer {
 }
 
 impl<T> Block<T> {
-    /// The weights that `find` knows by the names of the slots, or an error that says which one is missing. Those of
-    /// FalconMamba have no norms yet.
+    /// The weights that `find` returns by slot name, or an error that names the one that is missing. Checkpoints of
+    /// FalconMamba have no weights for its norms, so the caller adds those.
     pub(super) fn new(mixer: &Mixer, find: impl Fn(&'static str) -> Option<Matrix<T>>) -> Result<Block<T>> {
         match mixer {
             Mixer::Mamba | Mixer::FalconMamba(_) => mamba_block::Weights::new(find).map(Block::Mamba),
@@ -36,7 +36,7 @@ impl<T> Block<T> {
         }
     }
 
-    /// The weights that checkpoints hold, by the names of the slots.
+    /// The weights that checkpoints store, with their slot names.
     pub(super) fn named(&self) -> Vec<(&'static str, Matrix<&T>)> {
         match self {
             Block::Mamba(weights) => weights.named().collect(),
@@ -44,7 +44,7 @@ impl<T> Block<T> {
         }
     }
 
-    /// Its large matrices.
+    /// The large projection matrices, which may be quantized.
     pub(super) fn matrices(&self) -> Vec<&Dense<T>> {
         match self {
             Block::Mamba(weights) => vec![&weights.in_proj, &weights.x_proj, &weights.out_proj],
@@ -52,7 +52,7 @@ impl<T> Block<T> {
         }
     }
 
-    /// Its large matrices by their names, to replace them.
+    /// The large projection matrices with their slot names, for replacement.
     pub(super) fn matrices_mut(&mut self) -> Vec<(&'static str, &mut Dense<T>)> {
         match self {
             Block::Mamba(weights) => vec![
@@ -72,7 +72,7 @@ impl<T> Block<T> {
         }
     }
 
-    /// Whether there are biases of projections, and of the convolution.
+    /// Whether the projections have biases, and whether the convolution has one.
     pub(super) fn biases(&self) -> [bool; 2] {
         match self {
             Block::Mamba(weights) => [weights.in_proj.b.is_some(), weights.conv_b.is_some()],
@@ -80,7 +80,7 @@ impl<T> Block<T> {
         }
     }
 
-    /// The weights of the first Mamba, for those who proved before that the model is one.
+    /// The weights of a `mamba_block`. Panics for Mamba-2, so callers check the kind of the model first.
     pub(super) fn mamba(&self) -> &mamba_block::Weights<T> {
         match self {
             Block::Mamba(weights) => weights,

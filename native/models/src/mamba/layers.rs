@@ -1,4 +1,4 @@
-//! The computation of a model between tokens and logits, on any device.
+//! The forward pass from tokens to logits, on any device.
 
 use super::block::Block;
 use super::mamba2::{Mamba2, Through};
@@ -16,11 +16,12 @@ use sidewinder_kernels::ops::scan::selective_state_update::{self as scan, Select
 use sidewinder_kernels::place::Place;
 use sidewinder_kernels::tensor::{DType, Described, Spec};
 
-/// The state of a sequence: everything that the convolution and the scan of each layer need of the past.
+/// The recurrent state of a sequence, for all layers.
 pub struct State<T> {
-    /// `(layers, W - 1, D)`, of the storage type; in Mamba-2 `(layers, W - 1, D + 2 G N)`.
+    /// The last `W - 1` inputs of each convolution, `(layers, W - 1, D)`, in the storage type; in Mamba-2
+    /// `(layers, W - 1, D + 2 G N)`.
     pub conv: T,
-    /// `(layers, D, N)`, of the type of the arithmetic.
+    /// The state of each scan, `(layers, D, N)`, in the type of the arithmetic.
     pub ssm: T,
 }
 
@@ -43,7 +44,7 @@ impl<T> State<T> {
     }
 }
 
-/// A model on a device.
+/// A model on the device of `place`, for one call.
 pub struct Layers<'p, 'w, P: Place> {
     pub place: &'p P,
     pub config: &'p Config,
@@ -51,14 +52,14 @@ pub struct Layers<'p, 'w, P: Place> {
     pub weights: &'p Weights<P::View<'w>>,
 }
 
-/// The state of a sequence before some tokens, and memory for the state after them.
+/// The state of a sequence before a call, and memory for the state after it.
 pub struct States<'s, T> {
     pub before: &'s State<T>,
     pub after: &'s mut State<T>,
 }
 
 impl<'w, P: Place> Layers<'_, 'w, P> {
-    /// The rows of the embedding for these tokens, `(tokens, M)`.
+    /// The embeddings of these tokens, `(tokens, M)`.
     pub fn embed(&self, tokens: &[u32]) -> Result<P::Owned> {
         let mut x = self.rows(tokens.len(), self.config.width)?;
         if let Some(table) = &self.weights.embedding {
@@ -67,7 +68,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Ok(x)
     }
 
-    /// Sequences, `(B L, M)`, normed for the head. With states there is one sequence.
+    /// Runs the layers and the final norm over `batch` sequences, `(B L, M)`. With `states`, `batch` is 1.
     pub fn run(&self, x: P::Owned, batch: usize, mut states: Option<States<P::Owned>>) -> Result<P::Owned> {
         let rows = P::view(&x).spec().shape[0];
         let dims = [batch, rows / batch.max(1), self.config.width];
@@ -84,7 +85,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         })
     }
 
-    /// One token of each sequence, `(B, M)`, normed for the head.
+    /// A decode step: runs the layers and the final norm over one token of each sequence, `(B, M)`.
     pub fn step(&self, x: P::Owned, states: &mut [States<P::Owned>]) -> Result<P::Owned> {
         self.residual(x, |number, layer, h, y| match &layer.block {
             Block::Mamba(weights) => {
@@ -107,7 +108,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Mamba2 { place: self.place, config: self.config, heads, weights, a: &layer.a }
     }
 
-    /// Adds `block` of the normed row to each row, for each layer; returns the sums, normed for the head.
+    /// The residual stream: each layer adds `block` of the normed stream. Returns the stream after the final norm.
     fn residual(
         &self,
         x: P::Owned,
@@ -123,7 +124,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         self.add_norm(&mut sum, &last, &self.weights.norm)
     }
 
-    /// Adds the last layer's output to the sum, and norms it.
+    /// Adds the previous layer's output `last` to the residual stream `sum`, and norms it, in one fused op.
     fn add_norm(&self, sum: &mut P::Owned, last: &P::Owned, w: &P::View<'w>) -> Result<P::Owned> {
         let mut h = self.place.empty(P::view(last).spec())?;
         let inputs = named([("x", Some(P::view(last))), ("w", Some(P::briefly(w)))]);
@@ -133,7 +134,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Ok(h)
     }
 
-    /// The logits of normed rows; without a head, the rows themselves.
+    /// Writes the logits of normed rows `h`; a backbone, which has no head, copies the rows.
     pub fn head(&self, h: &P::View<'_>, to: P::ViewMut<'_>) -> Result<()> {
         match &self.weights.head {
             Some(head) => matrices::multiply(self.place, P::briefly(h), head, P::briefly_mut(to)),
@@ -153,7 +154,7 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
 }
 
 impl<T> States<'_, T> {
-    /// The part of a layer in the states of one sequence.
+    /// The slices of layer `i` in the states of one sequence: of the convolution, and of the scan.
     fn of_layer<P: Place<Owned = T>>(&mut self, i: usize) -> Result<[Through<'_, P>; 2]> {
         let State { conv, ssm } = &mut *self.after;
         let of = |before, after| {
@@ -163,9 +164,10 @@ impl<T> States<'_, T> {
     }
 }
 
-/// A token of each of several sequences: the stateful steps of a layer run for each one, the others for all together.
+/// One token of each of several sequences. The convolution and the scan run per sequence, because each sequence has its
+/// own state; the projections run once for all.
 struct Tokens<'s, 'b, 'w, P: Place> {
-    /// The number of the layer.
+    /// The index of the layer.
     number: usize,
     a: &'s P::View<'w>,
     states: &'s mut [States<'b, P::Owned>],
@@ -216,7 +218,7 @@ impl<P: Place> Recurrence<P> for Tokens<'_, '_, '_, P> {
     }
 }
 
-/// One of the sequences that step together: its output, and a state before and after.
+/// One sequence of a decode step: its output row, and its state of one op before and after.
 struct Row<'s, P: Place> {
     number: usize,
     y: P::ViewMut<'s>,
@@ -224,7 +226,7 @@ struct Row<'s, P: Place> {
     after: &'s mut P::Owned,
 }
 
-/// The rows of `y` with their states.
+/// Splits `y` into rows, each with the state of its sequence that `of` selects.
 fn each_row<'s, P: Place>(
     y: &'s mut P::Owned,
     states: &'s mut [States<P::Owned>],

@@ -1,5 +1,5 @@
-//! The layer of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs", section 7; `mamba_ssm/modules/mamba2.py` and
-//! `Mamba2Mixer` of transformers), between the norm and the residual of a model.
+//! The mixer of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs", section 7; `mamba_ssm/modules/mamba2.py` and
+//! `Mamba2Mixer` of transformers), between the norm and the residual connection of a layer.
 //!
 //! With `linear(v, M) = v M^T`, for `D` channels in `H` heads and `G` groups of `N` states:
 //!
@@ -11,7 +11,7 @@
 //! y = linear(gated_rms_norm(s, z, norm; G groups), out_proj) + out_proj_b
 //! ```
 //!
-//! A token is a sequence of length 1, so prompts and steps are one walk.
+//! A token is a sequence of length 1, so prefill and decode steps share this code.
 
 mod backward;
 
@@ -41,7 +41,7 @@ pub const SLOTS: [Slot; 10] = [
     Slot::new("out_proj_b", "(M)").optional(),
 ];
 
-/// The weights of a layer; the large matrices may be quantized. Shapes are those of the slots.
+/// The weights of a layer; the large matrices may be quantized. The shapes are those in [`SLOTS`].
 #[derive(Clone)]
 pub struct Weights<T> {
     pub in_proj: Dense<T>,
@@ -55,7 +55,7 @@ pub struct Weights<T> {
 }
 
 impl<T> Weights<T> {
-    /// The weights that `find` knows by the names of the slots, or an error that says which one is missing.
+    /// The weights that `find` returns by slot name, or an error that names the one that is missing.
     pub fn new(find: impl Fn(&'static str) -> Option<Matrix<T>>) -> Result<Weights<T>> {
         let missing = |name| Error::new(Kind::Argument, name).expected("a tensor").got("none");
         let matrix = |name| find(name).ok_or_else(|| missing(name));
@@ -73,7 +73,7 @@ impl<T> Weights<T> {
         })
     }
 
-    /// The weights that are there, by the names of the slots.
+    /// The weights that are present, with their slot names.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, Matrix<&T>)> {
         let Weights { in_proj, conv_w, conv_b, dt_b, a_log, d, norm, out_proj } = self;
         let all = [
@@ -106,7 +106,7 @@ impl<T> Weights<T> {
     }
 }
 
-/// A layer at some place.
+/// A layer on the device of `place`.
 pub struct Mamba2<'b, 'w, P: Place> {
     pub place: &'b P,
     pub config: &'b Config,
@@ -116,10 +116,10 @@ pub struct Mamba2<'b, 'w, P: Place> {
     pub a: &'b P::View<'w>,
 }
 
-/// The state of sequences in the convolution or in the scan, before and after them.
+/// The state of the convolution or of the scan, before and after a call.
 pub type Through<'s, P> = State<<P as Place>::View<'s>, <P as Place>::ViewMut<'s>>;
 
-/// Sequences of one batch and length, whose rows follow each other: inputs, state, and rows of the result.
+/// One call of an op: `batch` sequences of equal length in contiguous rows, with their inputs, state and output.
 struct Part<'t, 's, P: Place> {
     inputs: Named<P::View<'t>>,
     state: Through<'s, P>,
@@ -143,8 +143,8 @@ struct Shapes {
 }
 
 impl<'w, P: Place> Mamba2<'_, 'w, P> {
-    /// Computes `y` of rows `u`, `(rows, M)`. The rows are as many parts of `batch` sequences of this length as there are
-    /// states of the convolution, and of the scan.
+    /// Computes `y` from rows `u`, `(rows, M)`. They consist of parts of `dims`, `[batch, length]`; `conv` and `ssm`
+    /// have a state for each part.
     pub fn run(
         &self,
         u: &P::View<'_>,
@@ -189,7 +189,7 @@ impl<'w, P: Place> Mamba2<'_, 'w, P> {
         [batch, length, self.config.conv_channels()]
     }
 
-    /// The inputs of the convolution of a part, without its state.
+    /// The inputs of the convolution for part `number`, without its state.
     fn conv_inputs<'t>(
         &'t self,
         xbc: &'t P::Owned,
@@ -203,7 +203,7 @@ impl<'w, P: Place> Mamba2<'_, 'w, P> {
         ]))
     }
 
-    /// `x`, `B` and `C`, beside `dt`.
+    /// Splits the output of the convolution into `x`, `B` and `C`, and adds `dt`.
     fn scanned(&self, c: &P::Owned, dt: P::Owned) -> Result<Scanned<P::Owned>> {
         let (inner, states) = (self.config.inner, self.heads.groups * self.config.state);
         let part = |start, width| {
@@ -251,7 +251,7 @@ impl<'w, P: Place> Mamba2<'_, 'w, P> {
         }
     }
 
-    /// The inputs of the scan of a part, without its state.
+    /// The inputs of the scan for part `number`, without its state.
     fn scan_inputs<'t>(
         &'t self,
         of: &'t Scanned<P::Owned>,
@@ -287,7 +287,7 @@ impl<'w, P: Place> Mamba2<'_, 'w, P> {
         named([("x", Some(P::view(s))), ("z", Some(P::view(z))), ("w", w)])
     }
 
-    /// Memory for rows of this width, as many and of the type of those of `x`.
+    /// Memory for rows of this width, with the number and the type of the rows of `x`.
     fn rows_like(&self, x: &P::View<'_>, width: usize) -> Result<P::Owned> {
         let Spec { dtype, shape } = x.spec();
         self.place.empty(Spec::new(dtype, &[shape[0], width])?)
@@ -298,7 +298,7 @@ fn conv_options(return_state: bool) -> causal_conv1d::Options {
     causal_conv1d::Options { activation: Some(Activation::Silu), return_state }
 }
 
-/// The rows of `y`, with the inputs and the states of their sequences, `rows` for each state.
+/// Splits `y` into parts of `rows` rows, one for each state, each with its inputs.
 fn parts<'t, 's, P: Place>(
     y: &'t mut P::Owned,
     rows: usize,
@@ -315,7 +315,7 @@ fn parts<'t, 's, P: Place>(
     Ok(parts)
 }
 
-/// The rows of a part, of this shape.
+/// The rows of part `number`, with the shape `dims`.
 fn rows_of<'t, P: Place>(of: &'t P::Owned, number: usize, rows: usize, dims: &[usize]) -> Result<P::View<'t>> {
     P::reshape(&P::rows(&P::view(of), number * rows..(number + 1) * rows)?, dims)
 }

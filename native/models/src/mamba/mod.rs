@@ -1,15 +1,15 @@
-//! Mamba (Gu and Dao 2023), FalconMamba (Zuo et al. 2024) and Mamba-2 (Dao and Gu 2024): language models, or backbones that
-//! take features.
+//! Mamba (Gu and Dao 2023), FalconMamba (Zuo et al. 2024) and Mamba-2 (Dao and Gu 2024): language models, or
+//! backbones that take features.
 //!
 //! ```text
 //! x = embedding[tokens]                    or features, (B, L, M)
-//! x = x + mixer(rms_norm(x; norm))         for each layer; a mamba_block, or that of Mamba-2
-//! logits = linear(rms_norm(x; norm_f), head)      head is the embedding unless there is another
+//! x = x + mixer(rms_norm(x; norm))         for each layer; the mixer is a mamba_block or a Mamba-2 layer
+//! logits = linear(rms_norm(x; norm_f), head)      with tied embeddings the head is the embedding
 //! ```
 //!
-//! The sum `x` is kept in the type of the arithmetic, even where weights and activations have 16 bits, as in the
-//! published models. A sequence can run at once, or in parts over a [`State`]: the rows are equal within rounding
-//! for any cuts. With a state, the time of a step does not depend on the length of the sequence.
+//! The residual stream `x` is kept in the type of the arithmetic, even where weights and activations have 16 bits, as
+//! in the published models. A sequence can run whole, or in chunks that carry a [`State`]; the outputs are equal within
+//! rounding, wherever it is cut. The time of a decode step does not depend on the length of the sequence.
 
 mod block;
 mod checkpoint;
@@ -59,6 +59,6 @@ struct Layer<T> {
     /// `(M)`.
     norm: T,
     block: Block<T>,
-    /// `-exp(A_log)`.
+    /// `-exp(A_log)`, computed once on loading.
     a: T,
 }

@@ -1,4 +1,4 @@
-//! A model on its device, with its weights there.
+//! A model with its weights in the memory of its device.
 
 use super::layers::Layers;
 use super::step::Stepper;
@@ -22,12 +22,12 @@ pub enum Where {
     Cuda(Device, bool),
 }
 
-/// A model with its weights in the memory of its device. It is immutable: threads may share it.
+/// A model with its weights in the memory of its device. It is immutable, so threads may share it.
 pub struct Model {
     config: Config,
     dtype: DType,
     pub(super) home: Home,
-    /// Recorded steps by their number of sequences.
+    /// Recorded decode steps by their padded batch size.
     steppers: Mutex<HashMap<usize, Arc<Mutex<Stepper>>>>,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Home {
 /// The input of a model.
 #[derive(Clone, Copy)]
 pub enum Input<'a> {
-    /// Sequences of tokens of equal length, concatenated.
+    /// Concatenated sequences of tokens, all of equal length.
     Tokens(&'a [u32]),
     /// Rows of features, (..., M), on the host.
     Features(View<'a>),
@@ -52,7 +52,7 @@ pub(super) enum Target<'a, P: Place> {
     Host(ViewMut<'a>),
 }
 
-/// Runs the expression for the model's device with `$layers`, its layers there, and waits for it.
+/// Binds `$layers` to the model on its device, runs the expression for that device, and waits for it to finish.
 macro_rules! at_home {
     ($model:expr, $layers:ident => cpu $cpu:expr, cuda $cuda:expr) => {
         match &$model.home {
@@ -116,18 +116,19 @@ impl Model {
         Ok(Model { config, dtype, home, steppers: Mutex::default() })
     }
 
-    /// Its sizes.
+    /// The model's sizes.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The type of its matrices and of the activations between its layers.
+    /// The type of the matrices, and of the activations between layers.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of sequences that may step in one call, each with the same bits as alone. On CPUs, larger batches are
-    /// summed in another order, after which quantizing an input may give other integers. GPUs guarantee no bits.
+    /// The largest batch of a decode step in which each sequence gets the same bits as alone. On CPUs, larger batches
+    /// are summed in another order, after which quantizing an activation may give other integers. GPUs do not guarantee
+    /// equal bits, so they set no limit.
     pub fn alike(&self) -> usize {
         match &self.home {
             Home::Cpu(weights, _) if weights.is_quantized() => 1,
@@ -136,7 +137,7 @@ impl Model {
         }
     }
 
-    /// The formats of its quantized matrices.
+    /// The quantization formats of its matrices; empty for a model of floats.
     pub fn formats(&self) -> BTreeSet<&'static str> {
         match &self.home {
             Home::Cpu(weights, _) => weights.formats(),
@@ -144,7 +145,7 @@ impl Model {
         }
     }
 
-    /// The CUDA device that it is on, if any.
+    /// The CUDA device of the weights; `None` on the CPU.
     pub fn device(&self) -> Option<&Device> {
         match &self.home {
             Home::Cpu(..) => None,
@@ -152,9 +153,9 @@ impl Model {
         }
     }
 
-    /// Its weights on the host, by the names and shapes of Hugging Face's files, which [`Checkpoint`] reads back. A
-    /// head that is the embedding is listed once. Weights that are on the host already are not copied. Fails for a
-    /// quantized model.
+    /// The weights on the host, with the names and shapes of Hugging Face's files, which [`Checkpoint`] reads back.
+    /// Tied embeddings are listed once. Weights that are on the host already are not copied. Fails for a quantized
+    /// model.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         if !self.formats().is_empty() {
             return Err(Error::new(Kind::Argument, "model")
@@ -165,7 +166,7 @@ impl Model {
         self.stored()
     }
 
-    /// Like [`Model::tensors`], including the parts of quantized matrices, by the names that [`Checkpoint`] reads.
+    /// Like [`Model::tensors`], including the parts of quantized matrices, with the names that [`Checkpoint`] reads.
     pub fn stored(&self) -> Result<Vec<(String, Weight)>> {
         match &self.home {
             Home::Cpu(weights, _) => filed(&self.config, weights, same_weight, |weight| Ok(weight.clone())),
@@ -176,14 +177,14 @@ impl Model {
         }
     }
 
-    /// The spec of the output for rows of these leading axes: logits, or normed features without a vocabulary.
+    /// The spec of the output for input with these leading axes: logits, or normed features of a backbone.
     pub fn output(&self, leading: &[usize]) -> Result<Spec> {
         let Config { width, vocabulary, .. } = self.config;
         let width = if vocabulary > 0 { vocabulary } else { width };
         Spec::new(self.dtype, &[leading, &[width]].concat())
     }
 
-    /// Runs whole sequences, with results on the host.
+    /// The forward pass over `batch` whole sequences, with the output on the host.
     pub fn forward(&self, input: Input, batch: usize, to: ViewMut) -> Result<()> {
         self.check(input)?;
         at_home!(self, layers =>
@@ -191,7 +192,7 @@ impl Model {
             cuda whole(&layers, input, batch, Target::Host(to)))
     }
 
-    /// Runs whole sequences, with results in memory of the model's device.
+    /// Like [`Model::forward`], with the output in memory of the model's device.
     pub fn forward_there(&self, input: Input, batch: usize, to: &Buffer) -> Result<()> {
         self.check(input)?;
         at_home!(self, layers =>
@@ -199,7 +200,7 @@ impl Model {
             cuda whole(&layers, input, batch, Target::There(to.clone())))
     }
 
-    /// The recorded step for `batch` sequences or somewhat more, if the model supports one.
+    /// The recorded step for `batch` sequences, padded; `None` if the model has none. Created on first use.
     pub(super) fn stepper(&self, batch: usize) -> Result<Option<Arc<Mutex<Stepper>>>> {
         let Home::Cuda(weights, device, tf32) = &self.home else {
             return Ok(None);
@@ -225,7 +226,7 @@ impl Model {
         Layers { place, config: &self.config, dtype: self.dtype, weights }
     }
 
-    /// Refuses tokens and features that do not match the weights.
+    /// The number of rows of an input. Refuses tokens and features that do not match the weights.
     pub(super) fn check(&self, input: Input) -> Result<usize> {
         let Config { width, vocabulary, .. } = self.config;
         match input {
@@ -269,7 +270,7 @@ fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>>
         Ok(buffer)
     })?;
     lane.synchronize()?;
-    // A head that is the embedding is uploaded once.
+    // Tied embeddings share one buffer on the device; the head's own copy is dropped.
     let tied = weights.tied(same_weight).then(|| uploaded.embedding.clone()).flatten();
     let head = tied.map_or(uploaded.head, |embedding| Some(Matrix::Float(embedding).into()));
     Ok(Weights { head, ..uploaded })
@@ -302,7 +303,7 @@ fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>
 }
 
 impl<P: Place> Layers<'_, '_, P> {
-    /// The rows of the first layer.
+    /// The input rows of the first layer, `(rows, M)`.
     pub(super) fn take(&self, input: Input) -> Result<P::Owned> {
         match input {
             Input::Tokens(tokens) => self.embed(tokens),
@@ -313,7 +314,7 @@ impl<P: Place> Layers<'_, '_, P> {
         }
     }
 
-    /// Writes the logits of normed rows, or the rows themselves, to their destination.
+    /// Writes the logits of normed rows `h`, or for a backbone the rows, to their destination.
     pub(super) fn finish(&self, h: &P::View<'_>, to: Target<P>) -> Result<()> {
         let rows = h.spec().shape[0];
         match to {
@@ -338,7 +339,7 @@ impl<P: Place> Layers<'_, '_, P> {
 }
 
 impl<T> Weights<T> {
-    /// Whether the head is the embedding.
+    /// Whether the embeddings are tied: the head and the embedding share memory, as `same` tells.
     pub(super) fn tied(&self, same: fn(&T, &T) -> bool) -> bool {
         let head = self.head.as_ref().and_then(|head| head.w.as_ref().float());
         self.embedding.as_ref().zip(head).is_some_and(|(embedding, head)| same(embedding, head))

@@ -1,4 +1,4 @@
-//! The choice of the next token. On CUDA, `step/choose.cu` implements the same choice.
+//! Samples the next token from logits. `step/choose.cu` implements it on CUDA.
 
 use super::seen::Seen;
 use serde::Deserialize;
@@ -34,7 +34,7 @@ impl Default for Sampling {
 const FIRST: usize = 256;
 
 impl Sampling {
-    /// Refuses meaningless values.
+    /// Refuses options outside their ranges.
     pub fn check(&self) -> Result<()> {
         let wrong =
             |name: &str, expected: &str, got: String| Err(Error::new(Kind::Option, name).expected(expected).got(got));
@@ -164,7 +164,7 @@ params! {
 impl Sampling {
     /// The parameters of the `draw`th choice of a text.
     pub(super) fn draw(&self, draw: u64) -> Draw {
-        // Neither 0, which means "the largest logit", nor a factor that overflows.
+        // Clamped, because 0 selects the largest logit, and a larger factor would overflow.
         let within = |inverse: f32| inverse.clamp(1e-38, 1e38);
         let per_temperature = if self.temperature == 0.0 { 0.0 } else { within(1.0 / self.temperature as f32) };
         Draw {
@@ -239,7 +239,7 @@ mod tests {
         assert!((0..2000).any(|draw| sampling.choose(&flat, draw).unwrap() > 4000));
     }
 
-    /// Equals transformers' `RepetitionPenaltyLogitsProcessor`.
+    /// The expected values are those of transformers' `RepetitionPenaltyLogitsProcessor`.
     #[test]
     fn tokens_that_were_there_are_less_probable_by_the_penalty() {
         let mut logits = LOGITS;

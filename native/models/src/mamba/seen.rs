@@ -64,7 +64,7 @@ mod tests {
     fn tokens_are_there_once_and_the_last_insertion_can_be_taken_back() {
         let mut seen = Seen::of(20, &[19, 3, 8, 3]);
         assert_eq!(seen.tokens().collect::<Vec<_>>(), [3, 8, 19]);
-        // The token was in the set before.
+        // Changes nothing, because the last token inserted was in the set before.
         seen.retract();
         assert_eq!(seen.tokens().collect::<Vec<_>>(), [3, 8, 19]);
         seen.insert(7);

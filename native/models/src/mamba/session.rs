@@ -1,4 +1,4 @@
-//! A running sequence: its state, and how it continues.
+//! Sessions: sequences that a model runs incrementally, by prefill and decode steps.
 
 use super::layers::{Layers, State, States};
 use super::model::{Input, Model, Target, at_home};
@@ -14,7 +14,8 @@ use sidewinder_kernels::with_type;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-/// A sequence that a model is running, with states of constant size. A call that fails leaves it unchanged.
+/// A sequence that a model runs incrementally, with states of constant size. A call that fails leaves it unchanged,
+/// unless a recorded step on CUDA has updated the states in place before.
 pub struct Session {
     model: Arc<Model>,
     memory: Memory,
@@ -28,7 +29,8 @@ enum Memory {
     Cuda(Turns<Buffer>),
 }
 
-/// The current states, and memory for the next ones.
+/// Double-buffered states: a call reads `now` and writes `next`, and swaps them if it succeeds. Recorded steps on CUDA
+/// update `now` in place.
 struct Turns<T> {
     now: State<T>,
     next: State<T>,
@@ -44,7 +46,7 @@ impl<T> Turns<T> {
     }
 }
 
-/// Tokens per piece where logits of all of them are needed.
+/// Tokens per chunk in [`Session::loss`], which limits the memory for logits.
 const PIECE: usize = 1024;
 
 /// The tensor names in a dumped session.
@@ -57,7 +59,7 @@ const SEEN: &str = "seen";
 const LONGEST: u64 = 1 << 62;
 
 impl Session {
-    /// A session without history.
+    /// A session at the start of a sequence, with states of zeros.
     pub fn new(model: &Arc<Model>) -> Result<Session> {
         let specs = State::specs(model.config(), model.dtype())?;
         let memory = match model.device() {
@@ -76,7 +78,7 @@ impl Session {
         Ok(session)
     }
 
-    /// The model that runs it.
+    /// The model that runs the sequence.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
@@ -86,12 +88,12 @@ impl Session {
         self.length
     }
 
-    /// The tokens that it has processed.
+    /// The set of tokens that the session has processed.
     pub fn seen(&self) -> &Seen {
         &self.seen
     }
 
-    /// Forgets its history.
+    /// Returns to the start of a sequence, with states of zeros.
     pub fn reset(&mut self) -> Result<()> {
         match &mut self.memory {
             Memory::Cpu(turns) => {
@@ -147,14 +149,14 @@ impl Session {
     }
 
     /// Processes all tokens but the last. Returns the mean of -ln p over all tokens but the first, in nats, where p is
-    /// the probability of a token after those before it.
+    /// the probability of a token given those before it.
     pub fn loss(&mut self, tokens: &[u32]) -> Result<f64> {
         self.model.check(Input::Tokens(tokens))?;
         if tokens.len() < 2 {
             return Err(Error::new(Kind::Size, "tokens").expected("at least two").got(tokens.len()));
         }
         let mut sum = 0.0;
-        // Adjacent pieces share a token: one predicts it, and the next starts with it.
+        // Adjacent chunks share a token: it is the last target of one and the first input of the next.
         for start in (0..tokens.len() - 1).step_by(PIECE) {
             let piece = &tokens[start..tokens.len().min(start + PIECE + 1)];
             let Session { model, memory, .. } = self;
@@ -166,7 +168,7 @@ impl Session {
         Ok(sum / (tokens.len() - 1) as f64)
     }
 
-    /// Steps sessions of one model by one token or frame each, and writes a row for each.
+    /// Steps sessions of one model by one token or frame each, and writes an output row for each.
     pub fn step(sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
         match together(sessions, input)? {
             Some(model) => Session::step_together(&model, sessions, input, to),
@@ -174,7 +176,7 @@ impl Session {
         }
     }
 
-    /// Steps sessions of `model`, whose input was checked.
+    /// Like [`Session::step`], for sessions of `model` and an input that is already checked.
     fn step_together(model: &Model, sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
         if let Some(stepper) = model.stepper(sessions.len())? {
             let states = states_there(sessions);
@@ -191,7 +193,7 @@ impl Session {
     }
 
     /// Steps sessions of one language model by one token each, and chooses the next token of each. `choices` holds the
-    /// sampling options and the number of choices made so far in its text.
+    /// sampling options of each session, and the number of choices made before in its text.
     pub fn next(sessions: &mut [&mut Session], input: Input, choices: &[(Sampling, u64)]) -> Result<Vec<u32>> {
         let Some(model) = together(sessions, input)? else {
             return Ok(Vec::new());
@@ -221,7 +223,7 @@ impl Session {
         chosen
     }
 
-    /// The states in the format of a safetensors file.
+    /// The states, the length and the set of tokens, in the format of a safetensors file.
     pub fn dump(&self) -> Result<Vec<u8>> {
         let host = match &self.memory {
             Memory::Cpu(turns) => turns.now.try_map(|state| Ok(state.clone()))?,
@@ -283,7 +285,7 @@ impl Session {
         }
     }
 
-    /// Undoes the last step.
+    /// Undoes the last step, by swapping the states back.
     fn retreat(&mut self) {
         self.turn();
         self.length -= 1;
@@ -298,11 +300,11 @@ impl Session {
     }
 }
 
-/// The number of rows. Features that are not finite are refused: after them the state would never give numbers again.
+/// The number of rows of an input. Features must be finite, because a NaN would stay in the state.
 fn lasting(model: &Model, input: Input) -> Result<usize> {
     let rows = model.check(input)?;
     if let Input::Features(features) = input {
-        // Does not stop at the first one, so that the loop is vectorized.
+        // Has no early exit, so that the loop is vectorized.
         let finite = with_type!(model.dtype(), T => {
             features.slice::<T>()?.iter().fold(true, |all, v| all & v.to_f64().is_finite())
         });
@@ -313,7 +315,7 @@ fn lasting(model: &Model, input: Input) -> Result<usize> {
     Ok(rows)
 }
 
-/// The common model of sessions that step together; `None` without sessions.
+/// The common model of sessions that step together, after a check of the input; `None` without sessions.
 fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>>> {
     let Some(first) = sessions.first() else {
         return Ok(None);
@@ -330,7 +332,7 @@ fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>
     Ok(Some(model))
 }
 
-/// The convolution samples and states of sessions on a device, which are changed in place.
+/// The `conv_state` and `ssm_state` of each session on CUDA, which a recorded step updates in place.
 fn states_there<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
     let states = sessions.iter().map(|session| match &session.memory {
         Memory::Cuda(turns) => [&turns.now.conv, &turns.now.ssm],
@@ -339,7 +341,7 @@ fn states_there<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
     states.collect()
 }
 
-/// Chooses a token for each row of logits; `seen` are the tokens of each text.
+/// Chooses a token for each row of logits; `seen` holds the tokens of each text, for the repetition penalty.
 pub fn choose<'s>(
     logits: &Owned,
     choices: &[(Sampling, u64)],
@@ -393,7 +395,7 @@ fn prefill<P: Place>(
     to.map_or(Ok(()), |to| layers.finish(&P::rows(&P::view(&h), rows - 1..rows)?, to))
 }
 
-/// Adds the losses of a piece to `sum`.
+/// Adds the losses of a chunk of tokens to `sum`.
 fn loss<P: Learn>(layers: &Layers<P>, tokens: &[u32], turns: &mut Turns<P::Owned>, sum: &mut f64) -> Result<()> {
     let (read, next) = (&tokens[..tokens.len() - 1], &tokens[1..]);
     let h = layers.run(layers.embed(read)?, 1, Some(turns.states()))?;

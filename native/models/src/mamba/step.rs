@@ -1,12 +1,13 @@
-//! Steps several sequences of a first Mamba on CUDA. The step is recorded once for each batch size and replayed by one
-//! call. States are changed in place.
+//! Recorded decode steps of the first Mamba on CUDA. A step is recorded once for each batch size and replayed by one
+//! call. States are updated in place.
 //!
-//! Dense layers of few sequences are bound by reading their weights: four fused kernels per layer do everything, with
-//! f32 activations between them. Dense layers of many sequences go through cuBLASLt. They take six kernels per layer,
-//! with activations in the storage type, as in a pass over whole sequences.
+//! Small batches are bound by reading the weights of dense layers: four fused kernels per layer do everything, with f32
+//! activations between them. Dense layers of larger batches go through cuBLASLt. They take six kernels per layer, with
+//! activations in the storage type, as in the forward pass over whole sequences.
 //!
-//! Such small kernels finish sooner than the next one can begin. So each lets the next one begin early and read
-//! weights; the next one then waits (programmatic dependent launches, on devices that support them).
+//! These kernels are so short that the latency of launches would dominate. So each kernel lets the next one start early
+//! and read weights; the next one then waits for the results of those before it (programmatic dependent launches, on
+//! devices that support them).
 
 mod few;
 mod layout;
@@ -23,23 +24,24 @@ use sidewinder_kernels::cuda::{Buffer, Device, Graph, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::tensor::{DType, ViewMut};
 
-/// The largest number of sequences that counts as few.
+/// The largest batch that runs on the fused kernels of [`few`].
 const FEW: usize = 4;
 /// Larger batches are padded to a multiple of this, which limits the number of recordings.
 const TIMES: usize = 8;
 
-/// A recorded step of a model for a fixed number of sequences.
+/// A recorded step of a model for a fixed batch size.
 pub(super) struct Stepper {
-    // Dropped first: the driver waits for them. One returns rows, one tokens; each is recorded on first use.
+    // The graph that returns rows, and the one that returns tokens; each is recorded on first use. Declared first, so
+    // that they are dropped before the memory that they use: the driver waits for them.
     graphs: [Option<Graph>; 2],
     lane: Lane,
     plan: Plan,
 }
 
 impl Stepper {
-    /// The padded number of sequences in the recorded step for `batch` sequences, if there is one.
+    /// The padded batch size of the recorded step for `batch` sequences; `None` if the model has no recorded steps.
     pub(super) fn size(config: &Config, dtype: DType, batch: usize, device: &Device) -> Option<usize> {
-        // Rounded up to whole packs; the last ones may be mostly empty.
+        // A row in shared memory is padded to whole reads of a warp: `PACKS` packs of at most 8 elements per lane.
         let columns = config.inner.max(config.width).next_multiple_of(32 * 8 * few::PACKS);
         let fits = |batch: usize| batch * columns * 4 + (8 << 10) <= device.facts().shared as usize;
         match batch {
@@ -64,8 +66,8 @@ impl Stepper {
         Ok(Stepper { graphs: [None, None], lane, plan })
     }
 
-    /// Steps `sequences`, given by their samples and states, by one token or frame each, and writes a row for each.
-    /// There may be fewer than in the recording.
+    /// Steps `sequences`, given by their `conv_state` and `ssm_state`, by one token or frame each, and writes an output
+    /// row for each. There may be fewer than the recorded batch size.
     pub(super) fn step(&mut self, input: Input, sequences: &[[&Buffer; 2]], to: ViewMut) -> Result<()> {
         let to = to.bytes();
         let rows = self.run(Wanted::Rows, input, sequences, &[])?;
@@ -73,7 +75,7 @@ impl Stepper {
         Ok(())
     }
 
-    /// Like [`Stepper::step`], but chooses a token for each by its draw; `None` where no logit is finite.
+    /// Like [`Stepper::step`], but samples a token for each sequence by its draw; `None` where no logit is finite.
     pub(super) fn choose(
         &mut self,
         input: Input,
@@ -90,8 +92,8 @@ impl Stepper {
         let graph = match &mut graphs[wanted as usize] {
             Some(graph) => graph,
             none => {
-                // A first run on the spare states, without recording: it compiles and loads the kernels, and lets
-                // cuBLASLt allocate its memory.
+                // A first run on the padding's states, before recording: it compiles and loads the kernels, and lets
+                // cuBLASLt allocate its workspace.
                 plan.fill(None, &[], &[], lane)?;
                 plan.queue(lane, wanted)?;
                 lane.synchronize()?;

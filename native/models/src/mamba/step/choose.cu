@@ -1,13 +1,13 @@
-// The choice of the next token of each sequence: see sample.rs. One block per sequence. Weights are integers in units
-// of 2^-36, so that their sums do not depend on the order.
+// Samples the next token of each sequence: see sample.rs. One block per sequence. Softmax weights are integers in
+// units of 2^-36, so that their sums do not depend on the order.
 
 typedef unsigned long long u64;
 constexpr int WARPS = THREADS / 32;   // 32, or a power of two below
 
-// Bits of a key below this one are equal for all values of the storage type.
+// The lowest bit of a key that differs between values of the storage type of one sign.
 constexpr int LOWEST_BIT = sizeof(STORAGE) == 2 ? 13 : 0;
 
-// Reduces a value over all threads of a warp, then of a block; all threads get the result.
+// Reduces a value over a warp, or over a block; all threads get the result.
 template <class T, class F>
 __device__ __forceinline__ T over_warp(T value, F together) {
 #pragma unroll
@@ -30,7 +30,7 @@ struct Larger {
     __device__ __forceinline__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; }
 };
 
-// A number that grows with the logit; 0 for NaN.
+// An unsigned integer in the order of the logits; 0 for NaN.
 __device__ __forceinline__ unsigned key(float logit) {
     unsigned bits = __float_as_uint(logit);
     if (logit != logit) return 0;
@@ -43,7 +43,7 @@ __device__ __forceinline__ float logit_of(unsigned key) {
 // The logits of a sequence; each warp handles a contiguous range.
 struct Row {
     const STORAGE* logits;
-    i64 first, end;   // of the warp
+    i64 first, end;   // the range of the warp
     float most, factor;
 
     __device__ __forceinline__ u64 weight(float logit) const {
@@ -69,7 +69,7 @@ struct Row {
     }
 };
 
-// The largest key for which `enough` still holds, found bit by bit from the highest.
+// The largest key for which `enough`, which is monotonic, holds: found bit by bit from the highest.
 template <class F>
 __device__ __forceinline__ unsigned largest(F enough) {
     unsigned least = 0;
@@ -78,7 +78,8 @@ __device__ __forceinline__ unsigned largest(F enough) {
     return least;
 }
 
-// The token at which the running sum of weights first exceeds `share` of the total.
+// Writes the token at which the running sum of weights first exceeds `share` of the total. Only the warp in whose
+// range it falls writes.
 __device__ __forceinline__ void draw(const Row& row, unsigned least, double share, unsigned* token) {
     __shared__ u64 sums[WARPS];
     u64 own = over_warp(row.mass(least), Sum{});
@@ -117,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Choose p) {
     i64 part = (p.vocabulary + WARPS - 1) / WARPS, first = threadIdx.x / 32 * part;
     i64 end = first + part < p.vocabulary ? first + part : p.vocabulary;
     Row row = {p.logits + blockIdx.x * p.vocabulary, first, end, 0, d.per_temperature * (float)LOG2_E};
-    // The largest key, and the first token that has it.
+    // The largest key, above the complement of its token, so that the first of equal keys wins.
     u64 best = 0;
     row.each(1, [&](i64 i, float logit) { best = Larger{}(best, (u64)key(logit) << 32 | (unsigned)~i); });
     best = over_block(best, Larger{});
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_choose(Choose p) {
         if (threadIdx.x == 0) *token = ~(unsigned)best;
         return;
     }
-    // Key 0 is that of NaN.
+    // Excludes NaN, whose key is 0.
     unsigned least = 1;
     if (d.top_k && d.top_k < p.vocabulary)
         least = largest([&](unsigned k) { return over_block(row.many(k), Sum{}) >= d.top_k; });

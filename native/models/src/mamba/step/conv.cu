@@ -1,11 +1,11 @@
-// One step of the causal convolution of many sequences, with fused SiLU. One thread per channel.
+// One step of the causal convolution of each sequence, with fused SiLU. One thread per channel.
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Conv p) {
     let_others_begin();
     i64 channel = (i64)blockIdx.x * THREADS + threadIdx.x, sequence = blockIdx.y;
     if (channel >= p.channels) return;
     STORAGE* samples = p.samples[sequence] + p.layer * (WIDTH - 1) * p.channels + channel;
-    // Read before the wait, as no earlier kernel of the step writes these.
+    // Loaded before the wait, as no earlier kernel of the step writes conv_state or weights.
     Taps held = taps(samples, p.channels, p.w + channel * WIDTH, p.b ? p.b + channel : 0);
     wait_for_others();
     STORAGE newest = p.u[sequence * p.stride + channel];

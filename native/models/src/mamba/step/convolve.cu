@@ -4,7 +4,8 @@ struct Taps {
     REAL factors[WIDTH], bias;
 };
 
-// A channel's samples, `apart` elements apart, with room for the newest one, and its weights.
+// Loads a channel's weights and its conv_state, whose samples are `apart` elements apart. The slot of the newest sample
+// stays empty.
 __device__ __forceinline__ Taps taps(const STORAGE* samples, i64 apart, const REAL* w, const REAL* b) {
     Taps taps;
 #pragma unroll
@@ -16,7 +17,7 @@ __device__ __forceinline__ Taps taps(const STORAGE* samples, i64 apart, const RE
     return taps;
 }
 
-// Convolves, and shifts the samples by one.
+// Convolves, and shifts the newest sample into conv_state.
 __device__ __forceinline__ REAL convolve(Taps taps, STORAGE* samples, i64 apart, STORAGE newest) {
     taps.held[WIDTH - 1] = newest;
     REAL sum = taps.bias;

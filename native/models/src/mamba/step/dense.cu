@@ -1,14 +1,14 @@
-// A dense layer of a few rows, bound by reading its weights once. Its prologue and epilogue in a step are fused,
-// because a separate kernel costs more than they do. BATCH rows of x, in f32; a warp computes ROWS rows of the weights
-// at a time. The host chooses
+// A dense layer of a small batch, bound by reading its weights once. Its prologue and epilogue are fused, because a
+// separate kernel would cost more than they do. x has BATCH rows in f32; a warp computes ROWS rows of the weights at a
+// time. The host chooses
 //   WIDTH     the width of the convolution
-//   NORM      x is a sum that is normed by the root mean square first
-//   EPILOGUE  WRITE: y is written; ADD: it is added to the values that are there; CONVOLVE: its first half goes
-//             through the convolution; NARROW: it is written in the storage type
+//   NORM      whether x is the residual stream, which is normed by the root mean square first
+//   EPILOGUE  WRITE: y is written; ADD: the result is added to y; CONVOLVE: y is written, with its first half after
+//             the convolution; NARROW: narrow_y is written, in the storage type
 
 constexpr int WARPS = THREADS / 32;
 
-// A warp's packs of its rows of weights, at PACKS places along each row.
+// A lane's packs of weights: PACKS of each of the warp's ROWS rows.
 struct Held { Pack of[ROWS][PACKS]; };
 
 __device__ __forceinline__ i64 column(i64 first, int k) { return first + ((i64)k * 32 + threadIdx.x % 32) * VEC; }
@@ -24,14 +24,14 @@ __device__ __forceinline__ void read(const Dense& p, i64 row, i64 first, Held& h
         }
 }
 
-// Elements of a row of x in shared memory, padded with zeros to the end of the packs that a warp reads.
+// Elements of a row of x in shared memory, padded with zeros to whole reads of a warp.
 __device__ __forceinline__ int padded(const Dense& p) {
     constexpr int EACH = 32 * VEC * PACKS;
     return ((int)p.columns + EACH - 1) / EACH * EACH;
 }
 
-// The place of an element of x in shared memory. The 32 lanes of a warp have adjacent packs, and each reads four
-// elements at once; this order puts them into different banks.
+// The index of an element of x in shared memory. The 32 lanes of a warp have adjacent packs, and each lane reads four
+// elements at once; this order avoids bank conflicts.
 __device__ __forceinline__ int place(int column) {
     if (VEC <= 4) return column;
     int pack = column / VEC, e = column % VEC;
@@ -70,10 +70,11 @@ __device__ __forceinline__ void add(const Dense& p, int first, const Held& held,
     }
 }
 
-// Elements of each row that a thread loads at once; one by one it would wait for each.
+// Elements of each row that a thread loads before it uses them, so that their latencies overlap.
 constexpr int ASKED = BATCH > 4 ? 4 : 8;
 
-// Loads the rows of x into shared memory, times the weights of the norm, and computes the remaining scale of each row.
+// The prologue: loads the rows of x, times the weights of the norm, into shared memory. The reciprocal root mean square
+// of each row is returned in `scales`, by which the epilogue multiplies.
 __device__ __forceinline__ void take(const Dense& p, REAL* x, REAL (&scales)[BATCH]) {
     REAL square[BATCH] = {};
     for (int first = threadIdx.x; first < padded(p); first += THREADS * ASKED) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void take(const Dense& p, REAL* x, REAL (&scales)[BAT
     }
 }
 
-// The operands of a thread's epilogue, loaded before its sum is ready, as it would else wait for each one.
+// The operands of a thread's epilogue, loaded before its sum is ready, to hide their latency.
 struct Operands {
     REAL bias;
 #if EPILOGUE == ADD
@@ -129,7 +130,7 @@ struct Operands {
 #endif
 };
 
-// The lane that writes the sum of row r and sequence b, and the row and the sequence of this lane.
+// The lane that writes row r of sequence b; and the row and the sequence that this lane writes.
 __device__ __forceinline__ int putter(int r, int b) { return r * BATCH + b; }
 __device__ __forceinline__ int row_put() { return threadIdx.x % 32 / BATCH; }
 __device__ __forceinline__ int sequence_put() { return threadIdx.x % 32 % BATCH; }
@@ -138,7 +139,7 @@ __device__ __forceinline__ STORAGE* samples(const Dense& p, i64 channel) {
     return p.samples[sequence_put()] + p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
 }
 
-// Loads operands that no earlier kernel of the step writes.
+// Loads the operands that no earlier kernel of the step writes, so before the wait.
 __device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Operands& operands) {
     row += row_put();
     if (row_put() >= ROWS || row >= p.rows) return;
@@ -149,7 +150,7 @@ __device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Operands& op
 #endif
 }
 
-// Loads operands that earlier kernels write.
+// Loads the operands that earlier kernels of the step write, so after the wait.
 __device__ __forceinline__ void read_old(const Dense& p, i64 row, Operands& operands) {
 #if EPILOGUE == ADD
     row += row_put();

@@ -1,4 +1,4 @@
-//! Steps of few sequences: the dense layers have fused prologues and epilogues.
+//! Decode steps of small batches: the norm and the convolution are fused into dense layers, as prologue and epilogue.
 
 use super::plan::Plan;
 use super::queue::{Step, THREADS};
@@ -10,7 +10,7 @@ const DENSE: Source<Dense> =
     Source::new("step_dense", concat!(include_str!("convolve.cu"), include_str!("dense.cu"))).after(&[EARLY, PACK]);
 
 const WARPS: usize = THREADS as usize / 32;
-/// The most packs of weights that a lane holds.
+/// Upper limit for the packs of weights that a thread holds in registers.
 pub const PACKS: usize = 8;
 
 params! {
@@ -21,14 +21,14 @@ params! {
         x: u64 as "const REAL*", // (BATCH, columns), rows apart by stride
         norm: u64 as "const REAL*", // (columns)
         y: u64 as "REAL*", // (BATCH, rows)
-        narrow_y: u64 as "STORAGE*", // of the storage type
+        narrow_y: u64 as "STORAGE*", // (BATCH, rows), in the storage type
         conv_w: u64 as "const REAL*", // (rows / 2, WIDTH)
         conv_b: u64 as "const REAL*", // (rows / 2), or none
-        samples: u64 as "STORAGE* const*", // BATCH sequences' last samples, each (layers, WIDTH - 1, rows / 2)
+        samples: u64 as "STORAGE* const*", // BATCH addresses of conv_state, each (layers, WIDTH - 1, rows / 2)
         layer: i64,
         rows: i64,
         columns: i64,
-        stride: i64, // from row to row of x
+        stride: i64, // elements from row to row of x
         eps: f32,
         to_mean: f32,
     }
@@ -45,16 +45,16 @@ impl Dense {
 enum Epilogue {
     /// `y` is written.
     Write,
-    /// `y` is added to the values that are there.
+    /// The result is added to `y`: the residual connection.
     Add,
-    /// The first half of `y` goes through the convolution.
+    /// `y` is written, with its first half after the convolution.
     Convolve,
-    /// `y` is written in the storage type.
+    /// `narrow_y` is written, in the storage type.
     Narrow,
 }
 
 impl Epilogue {
-    /// The kernel's options: the number of each epilogue, and this one.
+    /// The kernel's compile options: the number of each epilogue, and the selected one.
     fn options(self) -> String {
         use Epilogue::*;
         let name = |epilogue: Epilogue| format!("{epilogue:?}").to_uppercase();
@@ -107,7 +107,7 @@ impl Step<'_> {
         self.dense(Epilogue::Narrow, head)
     }
 
-    /// The addresses of a float matrix and of its bias.
+    /// The addresses of a float matrix and of its bias, which is 0 for none.
     fn floats(&self, of: &matrices::Dense<Buffer>) -> Result<[u64; 2]> {
         let Matrix::Float(w) = &of.w else { unreachable!("models with quantized matrices step as many do") };
         Ok([self.lane.address(w)?, self.address_of(&of.b)?])
@@ -120,7 +120,7 @@ impl Step<'_> {
         let size = dtype.size();
         let vec = pack(size, &[params.w, (columns * size) as u64]);
         let multiprocessors = self.lane.device().facts().multiprocessors as usize;
-        // Two rows share each read of x, where there are rows enough for all warps.
+        // A warp computes two rows for each read of x, if there are enough rows to occupy all warps.
         let each = if rows >= 2 * WARPS * multiprocessors { 2 } else { 1 };
         let packs = columns.div_ceil(32 * vec).clamp(1, PACKS / each);
         let options = format!(
@@ -130,7 +130,7 @@ impl Step<'_> {
             epilogue.options(),
         );
         let kernel = self.kernel(&DENSE, THREADS, &options)?;
-        // As many blocks as registers allow at once.
+        // Registers allow two blocks per multiprocessor at once; each block loops over rows.
         let blocks = rows.div_ceil(WARPS * each).min(2 * multiprocessors);
         let shared = (batch * columns.next_multiple_of(32 * vec * packs) * 4) as u32;
         // SAFETY: sizes are those of the plan's buffers.

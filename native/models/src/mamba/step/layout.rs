@@ -7,11 +7,11 @@ use sidewinder_kernels::tensor::DType;
 /// The offsets of the inputs in bytes. The tokens or features of all sequences come first.
 #[derive(Clone, Copy)]
 pub struct InputLayout {
-    /// The address of each sequence's last samples.
+    /// The address of each sequence's `conv_state`.
     pub samples: usize,
-    /// The address of each sequence's states.
+    /// The address of each sequence's `ssm_state`.
     pub states: usize,
-    /// The parameters of each choice.
+    /// The sampling parameters of each sequence.
     pub draws: usize,
     /// The size of all of them.
     pub bytes: usize,

@@ -1,4 +1,4 @@
-//! Steps of many sequences, and of quantized models: dense layers as in a pass over whole sequences.
+//! Decode steps of larger batches, and of quantized models: dense layers as in the forward pass over whole sequences.
 
 use super::plan::{Many, Plan};
 use super::queue::{Step, THREADS};
@@ -16,7 +16,7 @@ params! {
         u: u64 as "const STORAGE*", // (batch, channels), rows apart by stride
         w: u64 as "const REAL*", // (channels, WIDTH)
         b: u64 as "const REAL*", // (channels), or none
-        samples: u64 as "STORAGE* const*", // the sequences' last samples, each (layers, WIDTH - 1, channels)
+        samples: u64 as "STORAGE* const*", // addresses of conv_state, each (layers, WIDTH - 1, channels)
         y: u64 as "STORAGE*", // (batch, channels)
         layer: i64,
         channels: i64,

@@ -1,5 +1,5 @@
-// Norms rows by the root mean square: the residual sum of a model's layers, to which the last layer's output is added
-// first with ADD. One block per row; a thread handles HELD elements.
+// RMS norm of the residual stream; with ADD, the output of the last layer is added to the stream first. One block per
+// row; a thread handles HELD elements.
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Norm p) {
     let_others_begin();
@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Norm p) {
         i64 at = threadIdx.x + k * THREADS;
         bool there = at < p.width;
         w[k] = there ? p.norm[at] : (REAL)0;
-        // Read before the wait: another kernel lies between this one and the writer of the sum.
+        // Loaded before the wait: another kernel runs between the one that wrote the stream and this one.
         v[k] = ADD && there ? p.sum[row + at] : (REAL)0;
     }
     wait_for_others();

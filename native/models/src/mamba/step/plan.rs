@@ -1,4 +1,4 @@
-//! The memory of a step.
+//! The buffers of a recorded step.
 
 use super::FEW;
 use super::layout::InputLayout;
@@ -10,7 +10,7 @@ use sidewinder_kernels::cuda::{Buffer, Device, Lane, Pinned};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::tensor::{DType, Described, Spec};
 
-/// The memory that a step reads and writes.
+/// The buffers that a recorded step reads and writes. They are allocated once, because the graph holds their addresses.
 pub struct Plan {
     pub config: Config,
     pub dtype: DType,
@@ -24,15 +24,15 @@ pub struct Plan {
     pub y: Buffer,
     pub out: Buffer,
     pub tokens: Buffer,
-    /// Additional memory for many sequences.
+    /// Additional buffers of larger batches and quantized models.
     pub many: Option<Many>,
-    /// The contents of `input`, then those of `out`, then those of `tokens`.
+    /// Pinned host memory: the contents of `input`, then those of `out`, then those of `tokens`.
     pub pinned: Pinned,
-    /// Spare states for the padding of the batch.
+    /// The states of the sequences that pad the batch. Their values are not used.
     pub padding: State<Buffer>,
 }
 
-/// Normed rows, outputs of the convolution, and a layer's contribution to the sum.
+/// Normed rows, outputs of the convolution, and the output of a layer, which is added to the residual stream.
 pub struct Many {
     pub h: Buffer,
     pub c: Buffer,
@@ -55,7 +55,7 @@ impl Plan {
         let input = Spec::new(DType::U8, &[layout.bytes])?;
         let out_bytes = (batch * out * dtype.size()).next_multiple_of(8);
         let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
-        // Kernels for few sequences read float weights.
+        // The fused kernels of small batches read float weights only.
         let many = (batch > FEW || weights.is_quantized()).then(many).transpose()?;
         let between = if many.is_some() { dtype } else { DType::F32 };
         Ok(Plan {
@@ -77,7 +77,7 @@ impl Plan {
         })
     }
 
-    /// Writes the inputs of a step; the padding of the batch gets zeros and the spare states.
+    /// Writes the inputs of a step to pinned memory. The padding of the batch gets zeros, and the states in `padding`.
     pub fn fill(
         &mut self,
         input: Option<Input>,
@@ -102,7 +102,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The offset of the rows, or of the tokens, in pinned memory.
+    /// The offset of the output rows, or of the tokens, in pinned memory.
     fn offset(&self, wanted: Wanted) -> usize {
         let rows = self.input.spec().bytes();
         match wanted {
@@ -132,7 +132,7 @@ impl Plan {
     }
 }
 
-/// Copies all of `from`, and zeros after it.
+/// Copies `from` to the start of `to`, and zeroes the rest.
 fn write(to: &mut [u8], from: &[u8]) {
     let (first, rest) = to.split_at_mut(from.len());
     first.copy_from_slice(from);

@@ -10,12 +10,12 @@ const NORM: Source<Norm> = Source::new("step_norm", include_str!("norm.cu")).aft
 const CHOOSE: Source<Choose> = Source::new("step_choose", include_str!("choose.cu")).after(&[EARLY]);
 
 pub const THREADS: u32 = 256;
-/// Threads that choose a token.
+/// Threads per block of the sampling kernel, which has one block per sequence.
 const CHOOSING: u32 = 1024;
 
 params! {
     struct Embed {
-        from: u64 as "const STORAGE*", // (vocabulary, width), or (batch, width)
+        from: u64 as "const STORAGE*", // (vocabulary, width), or (batch, width) for features
         tokens: u64 as "const unsigned*", // (batch), or none for features
         sum: u64 as "REAL*", // (batch, width)
         width: i64,
@@ -52,7 +52,7 @@ pub struct Step<'a> {
 impl Step<'_> {
     pub fn kernel<P>(&self, source: &Source<P>, threads: u32, options: &str) -> Result<Kernel<P>> {
         let options = format!("{} -DTHREADS={threads} {options}", types(self.plan.dtype));
-        // SAFETY: every kernel of a step waits before it accesses memory that others write; none writes weights.
+        // SAFETY: every kernel of a step waits before it accesses memory that other kernels write; none writes weights.
         Ok(unsafe { self.lane.device().kernel(source, &options)?.early() })
     }
 
@@ -75,11 +75,11 @@ impl Step<'_> {
         };
         let params = Embed { from, tokens, sum: self.lane.address(sum)?, width: config.width as i64 };
         let kernel = self.kernel(&EMBED, THREADS, "")?;
-        // SAFETY: tokens were checked to be rows.
+        // SAFETY: tokens were checked to be rows of the embedding.
         unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
     }
 
-    /// Norms the sum. If `x` is not 0, it is the address of rows to be added first.
+    /// Norms the residual stream. If `x` is not 0, it is the address of rows that are added to the stream first.
     pub fn norm(&self, x: u64, w: &Buffer, y: &Buffer) -> Result<()> {
         let Plan { config, sum, batch, .. } = self.plan;
         let at = |buffer| self.lane.address(buffer);

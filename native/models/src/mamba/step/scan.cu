@@ -1,8 +1,8 @@
 // One step of the selective scan of several sequences, with the fused projection of dt. LANES threads share a channel;
 // each has RANKS weights of dt's projection and STATES states. Activations between layers are of type BETWEEN.
 //
-// A thread does little work, and would else wait for each load separately. So all loads are issued before their first
-// use, and those of memory that no earlier kernel writes, such as states, before the wait.
+// A thread does little work, so the latency of loads dominates: all loads are issued before their first use, and loads
+// of memory that no earlier kernel of the step writes, such as states, before the wait.
 
 template <class T> __device__ __forceinline__ T total(T sum) {
 #pragma unroll
@@ -59,7 +59,7 @@ template <int N> __device__ __forceinline__ void give(const REAL (&from)[N], REA
 extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Scan p) {
     i64 channel = (i64)blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, sequence = blockIdx.y;
     bool there = channel < p.channels;
-    // Lanes past the last channel run along, for the sums.
+    // Threads past the last channel keep running, because the shuffles of `total` need whole warps.
     i64 of = there ? channel : p.channels - 1;
     REAL dt_w[RANKS], a[STATES], h[STATES], dt_b = p.dt_b[of], d = p.d[of];
     REAL* states = p.states[sequence] + (p.layer * p.channels + of) * p.count;

@@ -1,4 +1,4 @@
-//! The scan of a step, with the projection of `dt`.
+//! The scan of a decode step, fused with the projection of `dt`.
 
 use super::FEW;
 use super::plan::Plan;
@@ -10,22 +10,22 @@ use sidewinder_kernels::tensor::Described;
 
 const SCAN: Source<Scan> = Source::new("step_scan", include_str!("scan.cu")).after(&[EARLY]);
 
-/// The most threads that share a channel; the second limit is for many sequences.
+/// Upper limits for the threads that share a channel; the second one is for larger batches.
 const LANES: usize = 16;
 const LANES_OF_MANY: usize = 4;
-/// The most states per thread, as long as there are threads enough.
+/// Upper limit for the states per thread, unless `LANES` threads are too few for it.
 const HELD: usize = 16;
 
 params! {
     struct Scan {
         x: u64 as "const BETWEEN*", // (batch, channels), out of the convolution; rows apart by x_stride
         z: u64 as "const BETWEEN*", // (batch, channels), the gate; rows apart by z_stride
-        projected: u64 as "const BETWEEN*", // (batch, rank + 2 states): dt's, B, C
+        projected: u64 as "const BETWEEN*", // (batch, rank + 2 states): input of dt's projection, B, C
         dt_w: u64 as "const STORAGE*", // (channels, rank)
         dt_b: u64 as "const REAL*", // (channels)
         a: u64 as "const REAL*", // (channels, states)
         d: u64 as "const REAL*", // (channels)
-        states: u64 as "REAL* const*", // the sequences' states, each (layers, channels, states)
+        states: u64 as "REAL* const*", // addresses of ssm_state, each (layers, channels, states)
         y: u64 as "BETWEEN*", // (batch, channels)
         layer: i64,
         channels: i64,
@@ -36,7 +36,7 @@ params! {
     }
 }
 
-/// The share of a channel that a thread of the scan handles.
+/// How threads divide the states and the rank of a channel.
 struct Scanned {
     /// Threads that share a channel.
     lanes: usize,
@@ -47,14 +47,14 @@ struct Scanned {
 }
 
 impl Scanned {
-    /// For few sequences shares are minimal, so that all multiprocessors have threads. For many they are as large as
-    /// one pack.
+    /// Small batches use as many threads per channel as possible, to occupy all multiprocessors. Larger batches use
+    /// fewer, so that each thread loads whole packs.
     fn new(config: &Config, batch: usize) -> Scanned {
         let Config { state, rank, .. } = *config;
         let lanes = state.next_power_of_two();
         let lanes = if batch > FEW { lanes.min(LANES_OF_MANY.max(lanes / HELD)) } else { lanes }.min(LANES);
         let (states, ranks) = (state.div_ceil(lanes), rank.div_ceil(lanes));
-        // The shares of every row that is read must start at whole packs.
+        // Every share of a row must start at a whole pack.
         let part = |count: usize| 1 << count.trailing_zeros().min(3);
         let aligned = [state, rank].iter().all(|count| count.is_multiple_of(lanes))
             && rank.is_multiple_of(part(states))
