@@ -31,9 +31,10 @@ pub enum Tokenizer {
 pub struct File {
     tokenizer: tokenizers::Tokenizer,
     rules: Rules,
-    /// The tokens before each text.
+    /// The tokens that the post-processor puts before each text.
     prefix: Vec<u32>,
-    /// The content of the other files in its folder. An error in them is returned only to callers that need that content.
+    /// The special tokens in the other files of its folder. An error in them is returned only to callers that need
+    /// their content.
     special: Result<Special>,
 }
 
@@ -107,7 +108,7 @@ impl Tokenizer {
         }
     }
 
-    /// The number of a token by its text.
+    /// The id of a token by its text.
     pub fn token(&self, text: &[u8]) -> Option<u32> {
         match self {
             Tokenizer::Bytes => text.first().filter(|_| text.len() == 1).map(|&byte| byte.into()),
@@ -115,12 +116,12 @@ impl Tokenizer {
         }
     }
 
-    /// The number of a special token, which decodes to no text.
+    /// The id of a special token, which decodes to no text.
     pub fn special(&self, text: &[u8]) -> Option<u32> {
         self.token(text).filter(|&token| matches!(self.name(token), Ok(None)))
     }
 
-    /// The token that ends texts, if there is one.
+    /// The end-of-text token, if there is one.
     pub fn end(&self) -> Result<Option<u32>> {
         match self {
             Tokenizer::Bytes => Ok(None),
@@ -131,7 +132,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens that begin texts, if `wanted`; by default as the files say.
+    /// The beginning-of-text tokens, if `wanted`; `None` follows the files.
     pub fn beginning(&self, wanted: Option<bool>) -> Result<Vec<u32>> {
         match (self, wanted) {
             (_, Some(false)) | (Tokenizer::Bytes, None) => Ok(Vec::new()),
@@ -147,7 +148,8 @@ impl File {
         self.tokenizer.id_to_token(token).filter(|name| !special(name))
     }
 
-    /// Avoids decoders that panic on too little text.
+    /// The text of tokens. Some decoders panic on tokens without text, so these are not passed to them; others' panics
+    /// become errors.
     fn text(&self, tokens: &[u32]) -> Result<String> {
         if tokens.iter().all(|&token| self.name(token).is_none()) {
             return Ok(String::new());
@@ -170,7 +172,7 @@ impl File {
     }
 
     fn beginning(&self, wanted: Option<bool>) -> Result<Vec<u32>> {
-        // A prefix in the file itself needs no other files.
+        // A prefix in `tokenizer.json` needs no other files, so errors in them are ignored.
         if wanted.is_some() && !self.prefix.is_empty() {
             return Ok(self.prefix.clone());
         }

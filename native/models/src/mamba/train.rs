@@ -1,4 +1,4 @@
-//! Learning to predict the next token: the gradient of a whole language model, and AdamW (Loshchilov and Hutter 2019),
+//! Training to predict the next token: the gradient of a whole language model, and AdamW (Loshchilov and Hutter 2019),
 //! on the model's device.
 //!
 //! ```text
@@ -8,8 +8,8 @@
 //! w = w - rate (m / (1 - beta1^n) / (sqrt(v / (1 - beta2^n)) + eps) + decay w)       of step n
 //! ```
 //!
-//! Matrices decay, except `A_log`; vectors do not. Arithmetic is in f32, or in f64 for a model in f64. The order of
-//! sums depends on sizes alone, so equal steps give equal weights.
+//! Weight decay applies to matrices except `A_log`, not to convolutions and vectors. Arithmetic is in f32, or in f64
+//! for a model in f64. The order of sums depends on sizes alone, so equal steps give equal weights.
 
 mod cpu;
 mod cuda;
@@ -38,11 +38,11 @@ pub struct AdamW {
     pub beta1: f64,
     /// The decay of the running mean of their squares.
     pub beta2: f64,
-    /// The epsilon that keeps the divisor from 0.
+    /// The epsilon that is added to the divisor.
     pub eps: f64,
-    /// The fraction of matrix weights that is subtracted per step, times the rate.
+    /// The fraction of each matrix that a step subtracts, before the factor of the learning rate.
     pub weight_decay: f64,
-    /// The largest norm of the gradient, which is scaled down to it; 0 for no limit.
+    /// Upper limit for the norm of the gradient, which is scaled down to it; 0 for no limit.
     pub clip: f64,
 }
 
@@ -76,17 +76,17 @@ impl AdamW {
 pub struct Progress {
     /// The loss before the step, in nats.
     pub loss: f64,
-    /// The norm of the gradient.
+    /// The norm of the gradient, before clipping.
     pub norm: f64,
 }
 
-/// The weights of a language model while it learns.
+/// A language model in training: its weights, their gradient, and the state of AdamW.
 pub struct Trainer {
     config: Config,
     dtype: DType,
     parts: Vec<Part>,
     numbers: Numbers,
-    /// Number of elements of the weights that decay, which come first.
+    /// Number of elements with weight decay, which come first.
     decayed: usize,
     memory: Memory,
     steps: u64,
@@ -104,7 +104,7 @@ enum Memory {
     Cuda(Kept<Buffer>, Device, bool),
 }
 
-/// The tensors kept from step to step, each one piece of memory for all weights.
+/// The tensors kept between steps; each holds the elements of all weights.
 struct Kept<T> {
     weights: T,
     gradient: T,
@@ -112,7 +112,7 @@ struct Kept<T> {
     square: T,
 }
 
-/// Parts start at cache lines.
+/// Parts start at multiples of this number of elements, and so at cache lines.
 const LINE: usize = 64;
 
 impl Trainer {
@@ -146,8 +146,8 @@ impl Trainer {
         Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, memory, steps: 0 })
     }
 
-    /// Learns from concatenated sequences of equal length: each token but the last predicts the next one. If the
-    /// gradient is not finite, the step fails and leaves the weights unchanged.
+    /// One step on `batch` concatenated sequences of equal length, in which each token but the last predicts the next
+    /// one. If the loss or its gradient is not finite, the step fails and leaves the weights unchanged.
     pub fn step(&mut self, tokens: &[u32], batch: usize, how: &AdamW) -> Result<Progress> {
         how.check()?;
         let loss = self.gradient(tokens, batch)?;
@@ -189,7 +189,7 @@ impl Trainer {
         &self.config
     }
 
-    /// The device that it is on.
+    /// The device of the weights.
     pub fn place(&self) -> Where {
         match &self.memory {
             Memory::Cpu(_, exec) => Where::Cpu(*exec),
@@ -221,7 +221,7 @@ impl Trainer {
     }
 }
 
-/// Whether a weight decays: matrices do, but not the rates in `A_log` and the filters.
+/// Whether weight decay applies: to matrices, but not to `A_log`. Convolutions have three axes, so they are excluded.
 fn decays(name: &str, dims: &[usize]) -> bool {
     dims.len() == 2 && !name.ends_with("A_log")
 }
@@ -300,16 +300,16 @@ impl Memory {
 /// The constants of one step of AdamW.
 #[derive(Clone, Copy)]
 pub struct Update {
-    /// The factor of gradients.
+    /// The factor of the gradient, for clipping.
     scale: f64,
     beta1: f64,
     beta2: f64,
-    /// The rate, corrected for the bias of the first mean.
+    /// The learning rate, with the bias correction of the mean of gradients.
     rate: f64,
-    /// The bias correction of the second mean.
+    /// The bias correction of the mean of squares.
     correction: f64,
     eps: f64,
-    /// The factor of weights that decay, and the number of their elements.
+    /// The factor of weights with weight decay, and the number of their elements.
     keep: f64,
     decayed: usize,
 }
@@ -331,7 +331,7 @@ impl Update {
     }
 }
 
-/// Training sequences: input tokens, and the token that follows each.
+/// Training sequences: the input tokens, and the target that follows each.
 struct Sequences {
     batch: usize,
     read: Vec<u32>,

@@ -3,7 +3,7 @@
 use tokenizers::decoders::DecoderWrapper as Decoder;
 use tokenizers::normalizers::replace::Replace;
 
-/// The replacement for bytes that are not a character, or not yet one.
+/// The replacement for bytes that are invalid or incomplete UTF-8.
 pub const UNKNOWN: char = '\u{fffd}';
 
 /// Assumed upper limit for the characters that a regular expression spans.
@@ -57,7 +57,7 @@ impl Rules {
     }
 }
 
-/// Characters that a decoder examines together, less one.
+/// Characters that a decoder examines together, less one: the margin that it adds.
 fn span(decoder: &Decoder) -> usize {
     let others = |text: &str| text.chars().count().saturating_sub(1);
     match decoder {

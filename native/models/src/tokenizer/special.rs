@@ -12,7 +12,7 @@ const FILES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
 /// Upper limit for the bytes of a file.
 const MAX_FILE: u64 = 1 << 26;
 
-/// The tokens that begin and end texts if the files name none.
+/// The tokens that begin and end texts if the files name none; the first one in the vocabulary is used.
 pub const BEGINS: [&str; 4] = ["<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"];
 pub const ENDS: [&str; 5] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>"];
 

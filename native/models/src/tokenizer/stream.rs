@@ -1,21 +1,21 @@
-//! Streams the text of tokens that arrive one by one: the concatenated pieces equal the text of all tokens, without
-//! that of the tokens before them.
+//! Incremental decoding of tokens that arrive one by one: the concatenated pieces equal the text of all tokens, without
+//! the text of the prompt.
 //!
 //! The text of a token depends on the tokens before it: the first token of a text loses its space, and one character
 //! can span the bytes of several tokens. So a [`Window`] of the last tokens is decoded with each new one. What is new
 //! in its text is emitted, except for the part that later tokens may change ([`Rules`](super::rules::Rules)). Older
-//! tokens are dropped as soon as the window has text without them: its tokens then are no longer decoded as the first
-//! of a text.
+//! tokens are dropped as soon as the window has text without them, so that a new token is never decoded as the first of
+//! a text.
 
 use super::Tokenizer;
 use sidewinder_kernels::error::Result;
 
-/// A run of byte tokens is emitted when it has ended and is known to be text or not. A run of this many tokens is
-/// emitted in parts.
+/// A run of byte tokens is held back until it ends, because only then it is known whether it is valid UTF-8. A run of
+/// this many tokens is emitted in parts.
 const RUN: usize = 256;
-/// Tokens in a window if patterns are replaced in the whole text.
+/// Lower limit for the tokens in a window, if the decoder replaces patterns in the whole text.
 const CONTEXT: usize = 128;
-/// The most bytes of a character.
+/// Upper limit for the bytes of a character in UTF-8.
 const CHARACTER: usize = 4;
 
 /// The last tokens of a text.
@@ -30,7 +30,7 @@ pub struct Window {
 }
 
 impl Tokenizer {
-    /// The window of a text's first tokens, whose text is not emitted.
+    /// The window after the tokens of a prompt, whose text is not emitted.
     pub fn start(&self, tokens: &[u32]) -> Result<Window> {
         let mut window = Window::default();
         for &token in tokens {
@@ -58,7 +58,7 @@ impl Tokenizer {
         Ok(piece.unwrap_or_default())
     }
 
-    /// The text that is still held back when no token follows.
+    /// The text that is still held back when the stream ends.
     pub fn rest(&self, window: &Window) -> Result<String> {
         let text = self.text(&window.tokens)?;
         Ok(text[common(&window.said, &text)..].to_string())
@@ -74,8 +74,8 @@ impl Tokenizer {
         Some(piece)
     }
 
-    /// The text emitted with a byte that, with all bytes after it, belongs to no character. The last `broken` tokens
-    /// begin with bytes that are not a character; a few of them suffice as context.
+    /// The text emitted with a byte that makes the run invalid UTF-8. The last `broken` tokens begin with the invalid
+    /// bytes; a few of them suffice as context.
     fn broken(&self, window: &mut Window, broken: usize) -> Option<String> {
         let (piece, tail) = self.advance(window)?;
         let (end, margin) = (window.tokens.len(), self.rules().margin);

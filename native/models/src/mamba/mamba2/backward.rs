@@ -1,5 +1,5 @@
-//! The gradient of a layer of Mamba-2, for whole sequences without states. The tensors between are computed again, and
-//! then the gradient goes through those of the ops in reverse.
+//! The backward pass of a Mamba-2 layer, for whole sequences without states. The intermediate activations are
+//! recomputed, and then the gradient passes through the ops in reverse.
 
 use super::{Mamba2, Scanned, Shapes, conv_options, rows_of};
 use sidewinder_kernels::base::elementwise::Map;
@@ -17,7 +17,7 @@ use sidewinder_kernels::tensor::Described;
 type Gradients<'g, P> = Named<<P as Place>::ViewMut<'g>>;
 
 impl<P: Place> Mamba2<'_, '_, P> {
-    /// Writes the gradients of all weights, and `du` of the rows `u`, whose outputs have the gradient `dy`.
+    /// Writes the gradients of all weights to `to`, and that of `u` to `du`; `dy` is the gradient of the output.
     pub fn backward(
         &self,
         [u, dy]: [&P::View<'_>; 2],
@@ -42,7 +42,7 @@ impl<P: Place> Mamba2<'_, '_, P> {
         self.dense_backward(in_proj, [P::briefly(u), P::view(&dprojected)], &mut to, du)
     }
 
-    /// Through a dense layer of these names: `dx` of `x` and `dy`.
+    /// Backward through a dense layer with weights `name` and `bias`: writes their gradients, and `dx` of `x` and `dy`.
     fn dense_backward(
         &self,
         (name, bias, of): (&str, &str, &Dense<P::View<'_>>),
@@ -56,7 +56,7 @@ impl<P: Place> Mamba2<'_, '_, P> {
         linear::backward_at(self.place, inputs, of.b.as_ref().map(P::briefly), [P::briefly_mut(dx), dw], db)
     }
 
-    /// Through the norm: `ds` and `dz`.
+    /// Backward through the gated norm: returns `ds` and `dz`.
     fn norm_backward(&self, [s, z, dy]: [&P::Owned; 3], to: &mut Gradients<P>) -> Result<[P::Owned; 2]> {
         let (mut ds, mut dz) = (self.like(s)?, self.like(z)?);
         let mut inputs = self.norm_inputs(s, z);
@@ -68,7 +68,7 @@ impl<P: Place> Mamba2<'_, '_, P> {
         Ok([ds, dz])
     }
 
-    /// Through the scan, and from `A` to `A_log`: the gradients of the rest of its inputs.
+    /// Backward through the scan and `A = -exp(A_log)`: returns the gradients of `x`, `dt`, `B` and `C`.
     fn scan_backward(
         &self,
         of: &Scanned<P::Owned>,
@@ -92,12 +92,12 @@ impl<P: Place> Mamba2<'_, '_, P> {
             ("ddt_bias", Some(P::briefly_mut(to.expect("dt_b")?))),
         ]);
         self.place.call::<SsdBackward>(&self.scan_options(), inputs, outputs)?;
-        // A is -exp(A_log), and so is its derivative.
+        // A is -exp(A_log), so its derivative by A_log is A.
         self.place.map(Map::Product, &[P::view(&da), P::briefly(self.a)], P::briefly_mut(to.expect("A_log")?))?;
         Ok(d)
     }
 
-    /// Through the convolution: `dx` of `x` and `dy`.
+    /// Backward through the convolution: returns `dx` of `x` and `dy`.
     fn conv_backward(&self, [x, dy]: [&P::Owned; 2], dims: [usize; 2], to: &mut Gradients<P>) -> Result<P::Owned> {
         let (mut dx, shape) = (self.like(x)?, self.conv_shape(dims));
         let mut inputs = self.conv_inputs(x, 0, dims)?;
@@ -111,7 +111,7 @@ impl<P: Place> Mamba2<'_, '_, P> {
         Ok(dx)
     }
 
-    /// The columns of these tensors, one after the other.
+    /// Concatenates the columns of these tensors.
     fn joined(&self, parts: [&P::Owned; 3]) -> Result<P::Owned> {
         let widths = parts.map(|part| P::view(part).spec().shape[1]);
         let mut all = self.rows_like(&P::view(parts[0]), widths.iter().sum())?;

@@ -1,4 +1,4 @@
-//! Learning on the CPU. These loops take far less time than the ops around them.
+//! Training on the CPU. These loops are simple, because they take far less time than the ops around them.
 
 use super::Update;
 use super::learn::ByRow;

@@ -1,4 +1,4 @@
-//! Learning on a GPU.
+//! Training on CUDA.
 
 use super::Update;
 use super::learn::ByRow;
@@ -8,10 +8,10 @@ use sidewinder_kernels::cuda::{
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::tensor::{DType, Described, Spec};
 
-/// Blocks that sum squares.
+/// Blocks of the sum of squares; each writes a partial sum.
 const BLOCKS: usize = 512;
 
-/// A kernel of `train.cu` for the types of a tensor.
+/// The kernel of `train.cu` that `define` selects, for the types of a tensor.
 fn kernel<P: Declared>(name: &'static str, define: &str, of: &Buffer, lane: &Lane) -> Result<Kernel<P>> {
     let source = Source::new(name, include_str!("train.cu"));
     lane.device().kernel(&source, &format!("{} -D{define}=1 -DTHREADS={THREADS}", types(of.spec().dtype)))
@@ -51,7 +51,7 @@ params! {
         losses: u64 as "REAL*",
         rows: i64,
         width: i64,
-        scale: R, // of the gradient that replaces the logits; none where it is 0
+        scale: R, // of the gradient that replaces the logits; 0: no gradient
     }
 }
 
@@ -107,7 +107,7 @@ pub fn scatter(from: &Buffer, rows: &ByRow, to: Buffer, lane: &Lane) -> Result<(
 params! {
     struct Squares {
         of: u64 as "const REAL*",
-        sums: u64 as "REAL*", // one of each block
+        sums: u64 as "REAL*", // a partial sum of each block
         count: i64,
     }
 }

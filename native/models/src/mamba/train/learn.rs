@@ -1,20 +1,20 @@
-//! The operations that learning needs of a place, besides ops.
+//! The operations that training needs on each device, besides ops.
 
 use super::{Update, cpu, cuda};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::place::{Cpu, Cuda, Place};
 use sidewinder_kernels::tensor::Described;
 
-/// A place on which models learn.
+/// A device on which models are trained.
 pub trait Learn: Place {
     /// The sum of `-ln softmax(row)[target]` over all rows of logits. With a `scale`, the logits are replaced by their
     /// gradient times it.
     fn cross_entropy(&self, logits: Self::ViewMut<'_>, targets: &[u32], scale: Option<f64>) -> Result<f64>;
-    /// Adds row `i` to row `rows[i]` of a table: the gradient of [`Place::gather`].
+    /// Adds row `i` of `from` to row `rows[i]` of the table `to`: the gradient of [`Place::gather`].
     fn scatter(&self, from: &Self::View<'_>, rows: &[u32], to: Self::ViewMut<'_>) -> Result<()>;
     /// The sum of the squares of all elements.
     fn squares(&self, of: &Self::View<'_>) -> Result<f64>;
-    /// Applies AdamW to the weights, the mean of gradients and the mean of their squares.
+    /// Applies AdamW to `changed`: the weights, the mean of gradients and the mean of their squares.
     fn update(&self, changed: [Self::ViewMut<'_>; 3], gradient: &Self::View<'_>, update: &Update) -> Result<()>;
 }
 
@@ -44,7 +44,8 @@ macro_rules! learn {
 learn!(Cpu, cpu);
 learn!(Cuda, cuda);
 
-/// Row numbers inverted: for each row of a table, the positions that refer to it, in order.
+/// Inverted row indices: for each row of a table, the positions that refer to it, in order. The order makes sums
+/// reproducible.
 pub struct ByRow {
     /// The start of each table row's positions in `order`, and the end of the last.
     pub starts: Vec<u32>,

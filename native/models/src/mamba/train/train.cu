@@ -1,4 +1,4 @@
-// Kernels for learning: see learn.rs.
+// Training kernels, for the trait `Learn` in learn.rs.
 
 constexpr int WARPS = THREADS / 32;
 

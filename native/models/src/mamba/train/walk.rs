@@ -26,13 +26,13 @@ pub struct Walk<'p, P: Learn> {
     weights: Vec<P::View<'p>>,
 }
 
-/// The parts that are a model's weights, by their indices.
+/// The indices of a model's weights in `parts`.
 pub struct Numbers {
     embedding: usize,
-    /// Before each layer, and after the last one.
+    /// The norm before each layer, and the final norm.
     norms: Vec<usize>,
     blocks: Vec<Block<usize>>,
-    /// The embedding, unless there is another.
+    /// The head; with tied embeddings, the embedding.
     head: usize,
 }
 
@@ -54,13 +54,14 @@ impl Numbers {
     }
 }
 
-/// The tensors kept for the backward pass: the sums before each layer and after the last one, and their normed rows.
+/// The activations kept for the backward pass: the residual stream before each layer and after the last one, and its
+/// normed rows.
 struct Trace<T> {
     sums: Vec<T>,
     normed: Vec<T>,
 }
 
-/// The gradients that are not written yet, by part index.
+/// The memory of gradients that are not written yet, by part index.
 struct Gradients<T>(Vec<Option<T>>);
 
 impl<T> Gradients<T> {
@@ -89,7 +90,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         let Numbers { embedding, head, .. } = *self.numbers;
         let (loss, dlast, mut of_table) = self.through_head(&trace.normed[self.config.layers], head, sequences)?;
         let dx = self.backward(sequences.batch, &trace, dlast, &mut gradients)?;
-        // If the head is the embedding, they share one gradient.
+        // Tied embeddings have one gradient, which sums those of the head and of the embedding.
         if head != embedding {
             self.place.map(Map::Sum, &[P::view(&of_table)], gradients.take(head))?;
             of_table = self.place.zeros(self.weights[embedding].spec())?;
@@ -99,7 +100,8 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(loss / rows as f64)
     }
 
-    /// The sum of losses, and the gradients of the last normed rows and of the head.
+    /// The forward and backward pass of the head: the sum of losses, and the gradients of the last normed rows and of
+    /// the head.
     fn through_head(&self, h: &P::Owned, head: usize, sequences: &Sequences) -> Result<(f64, P::Owned, P::Owned)> {
         let rows = sequences.read.len();
         let w = &self.weights[head];
@@ -131,7 +133,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(trace)
     }
 
-    /// From the gradient of the last normed rows to that of the embedded rows.
+    /// The backward pass of the layers: from the gradient of the last normed rows to that of the embedded rows.
     fn backward(
         &self,
         batch: usize,
@@ -162,7 +164,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         self.place.call::<MambaBlock>(&mamba_block::Options::default(), inputs, outputs)
     }
 
-    /// Calls `f` with a layer of Mamba-2 that has these parts.
+    /// Calls `f` with the Mamba-2 layer whose weights have these part indices.
     fn mamba2<T>(&self, parts: &mamba2::Weights<usize>, f: impl FnOnce(&Mamba2<P>) -> Result<T>) -> Result<T> {
         let Mixer::Mamba2(heads) = &self.config.mixer else {
             unreachable!("layers are of the kind that the configuration says")
@@ -238,7 +240,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         inputs
     }
 
-    /// The parts of a layer's block, by their names in the block.
+    /// The part indices of a layer's weights, with their slot names.
     fn parts_of(&self, layer: usize) -> impl Iterator<Item = (&'static str, usize)> {
         self.numbers.blocks[layer].named().into_iter().filter_map(|(name, part)| Some((name, *part.float()?)))
     }
@@ -255,7 +257,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         self.place.empty(P::view(x).spec())
     }
 
-    /// Splits the memory of the gradient into parts.
+    /// Splits the memory of the gradient into that of each part.
     fn split<'g>(&self, mut all: P::ViewMut<'g>) -> Result<Gradients<P::ViewMut<'g>>> {
         let (mut at, mut gradients) = (0, Vec::new());
         for part in self.parts {
