@@ -1,12 +1,12 @@
-//! Times a Mamba language model of random weights: the pass over a prompt, and steps of one and of several sessions.
+//! Times a Mamba language model of random weights: the prefill of a prompt, and decode steps of batched sessions.
 //!
 //! ```text
 //! cargo run --release -p sidewinder_models --example mamba_time -- [cpu|cuda] [TYPE] [THREADS]
 //! ```
 //!
-//! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length) and
-//! `BATCHES` (sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices `q8_0`, `q4_0` or `ternary`. Prints a line of
-//! JSON for each time, in milliseconds.
+//! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length),
+//! `STEPS` (timed steps) and `BATCHES` (numbers of sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices
+//! `q8_0`, `q4_0` or `ternary`. Prints a line of JSON for each time, in milliseconds.
 
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
         Some(how) => Model::quantized(checkpoint, Some(dtype), false, how, place)?,
         None => Model::new(checkpoint, Some(dtype), false, place)?,
     });
-    // Of a quantized model it is not told: only its large matrices are smaller.
+    // Not reported for a quantized model, because only its large matrices are smaller.
     let bytes = how.is_none().then(|| parameters(&config) * dtype.size());
     let about = |what: &str, size: usize, times: &mut [f64]| {
         times.sort_by(f64::total_cmp);
@@ -79,7 +79,7 @@ fn sizes() -> Config {
     }
 }
 
-/// The weights that a step reads, all of them once.
+/// The number of weights that a decode step reads.
 fn parameters(config: &Config) -> usize {
     let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = *config;
     layers * inner * (3 * width + 2 * rank + 3 * state + conv + 3) + vocabulary * width
@@ -124,7 +124,7 @@ fn milliseconds(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-/// A pass over a prompt by one session, with the last logits.
+/// Times the prefill of a prompt in one session, with the last logits.
 fn prompts(model: &Arc<Model>, config: &Config, about: impl Fn(&str, usize, &mut [f64])) -> Result<()> {
     let length = number("PROMPT", "512");
     let tokens: Vec<u32> = (0..length).map(|i| (i * 7919 % config.vocabulary) as u32).collect();
@@ -136,7 +136,7 @@ fn prompts(model: &Arc<Model>, config: &Config, about: impl Fn(&str, usize, &mut
     Ok(())
 }
 
-/// Steps of `batch` sessions at once.
+/// Times decode steps of `batch` sessions at once, without and with sampling.
 fn steps(model: &Arc<Model>, batch: usize, about: impl Fn(&str, usize, &mut [f64])) -> Result<()> {
     let mut sessions = (0..batch).map(|_| Session::new(model)).collect::<Result<Vec<_>>>()?;
     let mut sessions: Vec<&mut Session> = sessions.iter_mut().collect();

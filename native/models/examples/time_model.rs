@@ -2,9 +2,9 @@
 //!
 //! `time_model prefill|decode|read FOLDER [--level NAME] [--threads N] [--seconds S] [--out OUT.safetensors]`
 //!
-//! The folder has a model and `tokens.json`: a `prompt` and the `steps` after it, taken again and again. Written are
-//! the logits after the prompt, or after each of the steps. `read` adds the squares of all weights and does nothing
-//! else: its time is the memory's part of a step.
+//! The folder has a model and `tokens.json`: a `prompt`, and the `steps` after it, which are repeated. `--out` writes
+//! the logits after the prompt, or after each of the steps. `read` only sums the squares of all weights: its time is
+//! the part of a decode step that memory bandwidth takes.
 
 #[path = "../../kernels/examples/timing/mod.rs"]
 mod timing;
@@ -31,15 +31,15 @@ struct Tokens {
 
 /// A repeatable run.
 trait Job {
-    /// Runs it once more and gives what it came to.
+    /// Runs once and returns the result.
     fn run(&mut self) -> Result<&Owned, Failure>;
-    /// Runs whose results count.
+    /// Number of runs whose results `--out` writes.
     fn checked(&self) -> usize {
         1
     }
 }
 
-/// A prompt taken in by a session that has seen nothing.
+/// The prefill of a prompt, from states of zeros.
 struct Prefill {
     session: Session,
     prompt: Vec<u32>,
@@ -54,7 +54,7 @@ impl Job for Prefill {
     }
 }
 
-/// One token after the other.
+/// Decode steps of one token each.
 struct Decode {
     session: Session,
     steps: Vec<u32>,
@@ -80,7 +80,7 @@ struct Read {
     exec: Exec,
 }
 
-/// Weights that a thread sums before it takes others.
+/// Weights per task.
 const PIECE: usize = 1 << 18;
 
 impl Job for Read {
@@ -89,7 +89,7 @@ impl Job for Read {
         let mut sums = vec![0.0; pieces.len()];
         let (level, to) = (self.exec.level, &Shared::new(&mut sums));
         pool::for_each(self.exec.threads, pieces.len(), |i| {
-            // SAFETY: each piece has a sum of its own.
+            // SAFETY: each task writes its own sum.
             unsafe { to.part(i, 1)[0] = f32::dispatch(level, Squares(pieces[i])) };
         })?;
         self.sum = Owned::from_fn(Spec::new(DType::F32, &[1])?, |_| sums.iter().map(|&sum| f64::from(sum)).sum());
@@ -102,7 +102,7 @@ struct Squares<'a>(&'a [f32]);
 impl Work<f32> for Squares<'_> {
     type Output = f32;
 
-    /// With enough sums to hide the latency of the addition, and memory prefetched 4 KiB ahead.
+    /// Eight sums hide the latency of the addition; memory is prefetched 4 KiB ahead.
     #[inline(always)]
     fn run<V: Vector<Element = f32>>(self) -> f32 {
         let mut sums = [V::zero(); 8];
@@ -156,7 +156,7 @@ fn weights(folder: &Path) -> Result<Vec<f32>, Failure> {
     Ok(all)
 }
 
-/// The results of the first runs, one below the other.
+/// Writes the results of the first runs, concatenated along the first axis.
 fn write(job: &mut dyn Job, path: &Path) -> Result<(), Failure> {
     let (count, mut values, mut dims) = (job.checked(), Vec::<f32>::new(), Vec::new());
     for _ in 0..count {

@@ -1,4 +1,4 @@
-//! Configurations as they are published, whole, and as other tools rewrite them.
+//! Published configurations, and variants that other tools write.
 
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_models::mamba::{Config, Heads, Mixer};
@@ -32,7 +32,7 @@ fn sizes(width: usize, layers: usize) -> Config {
     }
 }
 
-/// The words of a small model with others among them.
+/// The configuration of a small model, with these additional keys.
 fn with(words: &str) -> String {
     format!(r#"{{"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 30, {words}}}"#)
 }
@@ -57,7 +57,7 @@ fn published_models_have_the_sizes_that_they_say() {
 
 const OPEN: (f64, f64) = (0.0, f64::INFINITY);
 
-/// A configuration without these words.
+/// A configuration without these keys. `serde_json` refuses `Infinity`, so it becomes 1e308.
 fn without(json: &str, words: &[&str]) -> String {
     let mut json: serde_json::Value = serde_json::from_str(&json.replace("Infinity", "1e308")).unwrap();
     words.iter().for_each(|word| drop(json.as_object_mut().unwrap().remove(*word)));
@@ -72,7 +72,7 @@ fn published_models_of_other_kinds_have_the_sizes_that_they_say() {
     assert_eq!(parsed(&json), Ok(falcon));
     assert_eq!(parsed(&without(&json, &["model_type"])), Ok(falcon));
     assert_eq!(parsed(&without(&json, &["architectures"])), Ok(falcon));
-    // Nothing else in it says what it is but its vocabulary.
+    // Only its vocabulary size is left to tell the family.
     assert!(
         refused(&without(&json, &["model_type", "architectures"])).got.contains("65024 tokens, as FalconMamba has")
     );
@@ -94,7 +94,7 @@ fn published_models_of_other_kinds_have_the_sizes_that_they_say() {
     assert!(attention.got.contains("`attn_layer_idx` [9,18,27,36,45,56]: a hybrid"), "{attention}");
 }
 
-/// What a small configuration of Mamba-2 says, in the words of Hugging Face or of the `mamba_ssm` package.
+/// A small Mamba-2 configuration with these keys of Hugging Face, or in `package` of `mamba_ssm`.
 fn second(words: &str) -> String {
     with(&format!(r#""model_type": "mamba2", {words}"#))
 }
@@ -133,7 +133,7 @@ fn heads_and_groups_are_those_that_a_configuration_says_or_leaves_out() {
     ] {
         assert_eq!(of(&json), expected, "{json}");
     }
-    // As `mistral_inference` describes Codestral.
+    // The configuration of Codestral Mamba in `mistral_inference`.
     let codestral = r#"{"model_type": "mamba", "dim": 4096, "n_layers": 64, "vocab_size": 32768, "n_groups": 8, "rms_norm": true,
         "residual_in_fp32": true, "fused_add_norm": true, "pad_vocab_size_multiple": 1, "tie_embeddings": false}"#;
     let mixer = Mixer::Mamba2(Heads { count: 128, groups: 8, limit: OPEN });
@@ -314,15 +314,15 @@ fn numbers_that_are_none_are_refused_where_they_matter_by_their_names() {
 fn words_of_other_writers_are_understood() {
     let config = parsed(&with(r#""expand": 1.5, "time_step_rank": "auto""#)).unwrap();
     assert_eq!((config.inner, config.rank, config.vocabulary), (24, 1, 30));
-    // As int(expand * d_model) is in Python.
+    // Rounded down, as int(expand * d_model) in Python.
     assert_eq!(parsed(&with(r#""expand": 1.3"#)).unwrap().inner, 20);
     assert_eq!(parsed(&with(r#""expand": 16, "intermediate_size": 8"#)).unwrap().inner, 8);
     assert_eq!(parsed(&with(r#""dt_rank": "auto", "time_step_rank": 1"#)).unwrap().rank, 1);
     assert!(refused(&with(r#""dt_rank": "auto", "time_step_rank": 2"#)).got.contains("`dt_rank` \"auto\""));
-    // The last of equal keys counts, as in Python.
+    // Of duplicate keys the last one is used, as in Python.
     assert_eq!(parsed(&with(r#""state_size": 4, "state_size": 8"#)).unwrap().state, 8);
     assert_eq!(parsed(&format!("\u{feff}{}", with("\"x\": 1"))).unwrap().width, 16);
-    // Hugging Face's vocabulary is what it is, also where a multiple has been left of a conversion.
+    // Hugging Face's `vocab_size` is not padded, even if a conversion has left a multiple in the file.
     assert_eq!(parsed(&with(r#""pad_vocab_size_multiple": 8"#)).unwrap().vocabulary, 30);
     let original = |words: &str| format!(r#"{{"d_model": 16, "n_layer": 2, "vocab_size": 30{words}}}"#);
     for (words, rows) in [

@@ -1,5 +1,5 @@
-//! Models against an independent float64 implementation (`test/support/mamba_reference.py`), and against
-//! themselves: a sequence gives the same however it is cut. On the CPU, and on a GPU where there is one.
+//! Models against an independent float64 implementation (`test/support/mamba_reference.py`), and whole sequences
+//! against the same sequences cut into prefills and decode steps. On the CPU, and on a GPU where there is one.
 
 #[path = "../../kernels/tests/common/mod.rs"]
 mod common;
@@ -26,7 +26,7 @@ fn model_of(golden: Golden, dtype: DType, place: Where) -> Arc<Model> {
     Arc::new(Model::new(Checkpoint::open(&golden.folder(), false).unwrap(), Some(dtype), false, place).unwrap())
 }
 
-/// The model in every type at every place that there is, with a word about it.
+/// The model in every type on every device, each with a label.
 fn models(golden: Golden) -> impl Iterator<Item = (Arc<Model>, String)> {
     let model = move |dtype, place| model_of(golden, dtype, place);
     let on_cpu =
@@ -65,7 +65,8 @@ fn with_rounded_matrices(
     })
 }
 
-/// What f64 gives with matrices rounded to a type: logits, and both states behind the first sequence.
+/// The f64 results with matrices rounded to a type: the logits, and `conv_state` and `ssm_state` after the first
+/// sequence.
 fn rounded(golden: Golden, dtype: DType) -> [Owned; 3] {
     let tokens = golden.tokens();
     let tensors = with_rounded_matrices(golden.tensors(), dtype);
@@ -78,7 +79,7 @@ fn rounded(golden: Golden, dtype: DType) -> [Owned; 3] {
     [forward(&model, &tokens, 2), conv, ssm]
 }
 
-/// What is allowed: roundings of all layers, relative to the largest value.
+/// Asserts equality up to the rounding of all layers, relative to the largest value.
 fn near(got: &Owned, expected: &Owned, dtype: DType, what: &str) {
     let relative = match dtype {
         DType::F64 => 1e-12,
@@ -100,7 +101,7 @@ fn row(logits: &Owned, sequence: usize, row: usize) -> Owned {
     flat
 }
 
-/// Both states of a session, as it dumps them.
+/// `conv_state` and `ssm_state` of a session, from its dump.
 fn states(session: &Session) -> [Owned; 2] {
     let tensors = safetensors::from_bytes("dump", &session.dump().unwrap()).unwrap();
     ["conv_state", "ssm_state"].map(|name| tensors.iter().find(|(found, _)| found == name).unwrap().1.clone())
@@ -117,8 +118,8 @@ fn no_tokens_give_no_rows() {
     }
 }
 
-/// Steps of any number of sequences, of sizes whose parts are read at once and of others, also of more states than threads
-/// have a channel together.
+/// Decode steps of several batch sizes, for sizes that the kernels read in aligned packs and for others, and for more
+/// states than threads can share a channel.
 #[test]
 fn steps_of_any_number_are_those_of_whole_sequences() {
     const LENGTH: usize = 4;
@@ -215,7 +216,7 @@ fn steps_equal_whole_sequences(golden: Golden) {
         let [logits, ..] = rounded(golden, model.dtype());
         for others in [0, 1, 7, 8] {
             let mut sessions: Vec<Session> = (0..2 + others).map(|_| Session::new(&model).unwrap()).collect();
-            // They need not have seen as much.
+            // Sessions of a batch may have different lengths.
             prefill(&mut sessions[1], &tokens[length..length + 3]);
             for t in 0..length - 3 {
                 let mut fed = vec![tokens[t], tokens[length + 3 + t]];
@@ -265,7 +266,7 @@ fn tokens_are_chosen_as_the_logits_say() {
             let got = Session::next(&mut sessions, Input::Tokens(&fed), &choices).unwrap();
             let expected = choose(&logits, &choices, stepped.iter().map(Session::seen)).unwrap();
             let same = got.iter().zip(&expected).filter(|(got, expected)| got == expected).count();
-            // Where a draw falls between two tokens, rounding decides.
+            // On a GPU, rounding decides if a draw falls between two tokens.
             let enough = if what.contains("GPU") && sampling.temperature > 0.0 { count * 9 / 10 } else { count };
             assert!(same >= enough, "{what}: {sampling:?} gave {got:?} for {expected:?}");
             assert_eq!(chosen[0].dump().unwrap(), stepped[0].dump().unwrap(), "{what}");
@@ -315,7 +316,7 @@ fn a_backbone_takes_features() {
     let features = embedding(&backbone);
     let mut whole = Owned::poisoned(backbone.output(&[1, length]).unwrap());
     backbone.forward(Input::Features(features.view()), 1, whole.view_mut()).unwrap();
-    // The logits are a product with them.
+    // The embeddings are tied, so the logits are the product of the backbone's output and the embedding.
     let table = Reader::open(&folder().join("model.safetensors")).unwrap();
     let table = table.tensor(table.entry("backbone.embeddings.weight").unwrap()).unwrap().view().to_f64();
     let (whole_values, logits) = (whole.view().to_f64(), expected("logits").view().to_f64());
@@ -412,7 +413,7 @@ fn lengths_beyond_32_bits_are_counted() {
     assert_eq!(restored.length(), (1 << 32) + 1);
 }
 
-/// A dump of a session that has seen `length` tokens.
+/// The dump with `length` as the number of processed tokens.
 fn with_length(dump: &[u8], length: u64) -> Vec<u8> {
     let tensors = safetensors::from_bytes("dump", dump).unwrap();
     let (spec, bytes) = (Spec::new(DType::U8, &[8]).unwrap(), length.to_le_bytes());

@@ -109,7 +109,7 @@ fn tensors_of_another_kind_than_the_configuration_says_are_refused() {
     }
 }
 
-/// Tensors by their names, as bytes.
+/// Tensors sorted by name, with their specs and bytes.
 fn sorted(tensors: Vec<(String, Weight)>) -> Vec<(String, Spec, Vec<u8>)> {
     let mut all: Vec<_> = tensors.into_iter().map(|(n, w)| (n, w.spec(), w.view().bytes().to_vec())).collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
@@ -220,7 +220,7 @@ fn damaged_checkpoints_are_errors() {
     std::fs::write(folder.join("model.safetensors"), &whole).unwrap();
     std::fs::write(folder.join("config.json"), "{").unwrap();
     assert_eq!(kind(&folder), Kind::File);
-    // What is there but cannot be read is not as good as absent.
+    // A file that exists but cannot be read is an error; it does not count as absent.
     std::fs::remove_file(folder.join("config.json")).unwrap();
     assert!(Checkpoint::open(&folder, false).is_ok());
     for name in ["config.json", "model.safetensors.index.json"] {

@@ -1,5 +1,5 @@
-//! Thousands of damaged models and dumps: each works or is an error that says what is wrong, and none takes more memory
-//! than its files could need.
+//! Thousands of damaged models and dumps: each works or is an error that describes the problem, and none allocates more
+//! memory than its files could need.
 
 #[path = "common/damage.rs"]
 mod damage;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 const SEEDS: u64 = 3000;
 
-/// Numbers of SplitMix64 (Steele et al. 2014).
+/// Random numbers below a limit, by SplitMix64 (Steele et al. 2014).
 fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {
     move |limit| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -31,7 +31,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Does something with many seeds, of which some must give no error.
+/// Runs `work` with many seeds. Some must succeed, so that damage that leaves a valid model is covered as well.
 fn many(mut work: impl FnMut(&mut damage::Chance) -> Result<()>) {
     let good = (0..SEEDS).filter(|&seed| {
         let done = work(&mut numbers(seed));

@@ -1,5 +1,5 @@
-//! Models on quantized matrices: against the same matrices as floats in f64, the same on every level and GPU, and a
-//! sequence gives the same however it is cut.
+//! Quantized models: against the dequantized matrices in f64, on every level and GPU against the reference, and whole
+//! sequences against the same sequences cut into prefills and decode steps.
 
 #[path = "../../kernels/tests/common/mod.rs"]
 mod common;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 const LENGTH: usize = 5;
 const REFERENCE: Exec = Exec { level: Level::Reference, threads: 1 };
 
-/// Sizes of which all, most and some rows are whole blocks, and the other kinds of layers.
+/// Sizes for which all, most and some matrices have rows of whole quantization blocks, and the other kinds of layers.
 fn configs() -> [Config; 6] {
     let whole = Config {
         width: 64,
@@ -67,7 +67,7 @@ fn forward(model: &Model, tokens: &[u32]) -> Owned {
     logits
 }
 
-/// Where models run, each with what it is called.
+/// Every device, with a label.
 fn places() -> Vec<(Where, String)> {
     let on_cpu = levels()
         .flat_map(|level| [1, 2].map(|threads| (Where::Cpu(Exec { level, threads }), format!("{level:?} {threads}"))));
@@ -80,7 +80,7 @@ fn near(got: &Owned, expected: &Owned, relative: f64, what: &str) {
     assert!(off <= 1.0, "{off} times the tolerance: {what}");
 }
 
-/// A weight that was quantized and comes back: the products of its rows with each unit vector would say the same.
+/// A quantized weight as floats, from products with the unit vectors.
 fn there_and_back(name: &str, weight: &Weight, how: Quantization) -> Weight {
     let large = ["in_proj.weight", "x_proj.weight", "out_proj.weight", "lm_head.weight"];
     if !large.iter().any(|end| name.ends_with(end)) || !how.fits(&weight.spec()) {
@@ -107,7 +107,7 @@ fn they_are_near_the_same_matrices_as_floats() {
         let floats = Model::new(floats, Some(DType::F64), false, Where::Cpu(REFERENCE)).unwrap();
         let model = quantized(&config, DType::F32, how, Where::Cpu(REFERENCE));
         let tokens = tokens(&config);
-        // What rows lose that are rounded to 8 bits before each product. Norms of four numbers enlarge it.
+        // The error of activations rounded to 8 bits before each product; norms over four elements amplify it.
         let relative = if let Mixer::FalconMamba(_) = config.mixer { 0.08 } else { 0.04 };
         near(&forward(&model, &tokens), &forward(&floats, &tokens), relative, &format!("{how:?} {config:?}"));
     }
@@ -120,7 +120,7 @@ fn they_are_the_same_everywhere() {
         let expected = forward(&quantized(&config, DType::F32, how, Where::Cpu(REFERENCE)), &tokens);
         for (place, what) in places() {
             let got = forward(&quantized(&config, DType::F32, how, place), &tokens);
-            // A number at the edge of two bytes may become the other one.
+            // An activation halfway between two integers may be rounded to the other one.
             near(&got, &expected, 0.01, &format!("{how:?} {config:?} on {what}"));
         }
     }
@@ -163,7 +163,7 @@ fn what_they_cannot_do_is_refused() {
     assert_eq!(Quantization::from_name("q5_0"), None);
 }
 
-/// A model of tensors as files have them, in its own type.
+/// The model of a checkpoint's tensors, in their own type.
 fn of_file(config: Option<Config>, tensors: impl IntoIterator<Item = (String, Weight)>) -> Result<Model> {
     Model::new(Checkpoint::new("file", config, tensors), None, false, Where::Cpu(Exec::default()))
 }
@@ -181,11 +181,11 @@ fn what_is_stored_is_the_same_model_again() {
                 let place = || Where::Cpu(Exec::default());
                 let model = Model::quantized(checkpoint, Some(dtype), backbone, how, place()).unwrap();
                 let stored = model.stored().unwrap();
-                // Without a configuration a model is one of the first Mamba.
+                // Without a configuration, tensors are taken for those of the first Mamba.
                 let nothing = (config.mixer == Mixer::Mamba).then_some(None);
                 for sizes in [Some(Some(*model.config())), nothing].into_iter().flatten() {
                     let again = Checkpoint::new("again", sizes, stored.clone());
-                    // A quantized backbone of Mamba-2 has no tensor of that type.
+                    // A quantized backbone of Mamba-2 has no float tensor that tells its type.
                     let unknown = backbone && matches!(config.mixer, Mixer::Mamba2(_));
                     let again = Model::new(again, unknown.then_some(dtype), backbone, place()).unwrap();
                     assert_eq!((again.dtype(), again.config()), (model.dtype(), model.config()));
@@ -226,7 +226,7 @@ fn any_matrix_may_be_quantized_and_the_others_are_read_as_floats() {
         }
         let model = of_file(None, parts.clone()).unwrap();
         assert_eq!(model.config(), &config);
-        // Its matrices are those that are quantized, and all else is what these stand for.
+        // The projections and the head are quantized; all other weights are dequantized on loading.
         let matrix = |name: &String| ["in_proj", "x_proj", "out_proj"].iter().any(|part| name.contains(part));
         let large = parts.iter().filter(|(name, _)| matrix(name)).map(|(name, part)| (name.clone(), part.clone()));
         let small = floats.iter().filter(|(name, _)| !matrix(name)).map(|(name, part)| (name.clone(), part.clone()));

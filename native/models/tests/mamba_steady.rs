@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const TOKENS: u64 = 16;
-/// Tokens after which nothing is left of what was before: states fade by a third each step.
+/// Tokens after which the state does not depend on earlier ones: states decay by a third each step.
 const REMEMBERED: u64 = 1000;
 
 fn model() -> Arc<Model> {
@@ -35,12 +35,12 @@ fn model() -> Arc<Model> {
     Arc::new(Model::new(Checkpoint::new("steady", None, tensors), None, false, place).unwrap())
 }
 
-/// The tokens of a text without end.
+/// The token at a position of an endless pseudorandom text.
 fn token(place: u64) -> u32 {
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as u32
 }
 
-/// Goes on with the tokens from here to there; the last one chosen.
+/// Steps with the tokens at positions `from..to`, and returns the last token chosen.
 fn go_on(session: &mut Session, from: u64, to: u64) -> u32 {
     let mut chosen = 0;
     for place in from..to {
@@ -58,7 +58,7 @@ fn logits(session: &Session) -> Vec<f64> {
     logits.view().to_f64().into_iter().collect()
 }
 
-/// Bytes that are in memory.
+/// Resident memory of the process, in bytes.
 fn resident() -> Option<i64> {
     let pages: i64 = std::fs::read_to_string("/proc/self/statm").ok()?.split(' ').nth(1)?.parse().ok()?;
     Some(pages * 4096)

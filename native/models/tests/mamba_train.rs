@@ -1,5 +1,5 @@
-//! Learning: the gradient of a whole model against differences of losses, everywhere the same; AdamW against its
-//! formula; and that a model learns. On the CPU, and on a GPU where there is one.
+//! Training: the gradient of a whole model against finite differences of the loss, and the same on every device; AdamW
+//! against its formula; and that the loss falls. On the CPU, and on a GPU where there is one.
 
 #[path = "../../kernels/tests/common/mod.rs"]
 mod common;
@@ -28,7 +28,7 @@ const CONFIG: Config = Config {
     mixer: Mixer::Mamba,
 };
 
-/// The same sizes for layers of Mamba-2, whose step sizes are bounded.
+/// Mamba-2 with bounds of the step size.
 const SECOND: Config =
     Config { inner: 12, rank: 0, mixer: Mixer::Mamba2(Heads { count: 4, groups: 2, limit: (0.05, 0.5) }), ..CONFIG };
 
@@ -36,7 +36,7 @@ fn tensors(whole: bool) -> Tensors {
     models::tensors(&CONFIG, whole)
 }
 
-/// The weights of all models, with all biases and a head of their own, or with neither.
+/// The weights of all models, with the biases of projections and a separate head, or with neither.
 fn all_tensors() -> impl Iterator<Item = Tensors> {
     [CONFIG, SECOND].into_iter().flat_map(|config| [false, true].map(|whole| models::tensors(&config, whole)))
 }
@@ -71,7 +71,7 @@ fn gradient(mut trainer: Trainer) -> (f64, Tensors) {
     (loss, trainer.gradients().unwrap().into_iter().collect())
 }
 
-/// Moved along a direction that depends on the name.
+/// The tensors with `name` moved by `by` along a random direction, and the direction.
 fn moved(tensors: &Tensors, name: &str, by: f64) -> (Tensors, Owned) {
     let mut random = common::Random(name.len() as u64 + 77);
     let weight = tensors[name].view().to_f64();
@@ -117,7 +117,7 @@ fn losses_and_gradients_are_the_same_everywhere() {
     }
 }
 
-/// Every place and arithmetic that learning is done in.
+/// Every device and type of arithmetic for training, each with a label.
 fn places() -> impl Iterator<Item = (Where, DType, String)> {
     let types = [DType::F64, DType::F32];
     let on_cpu = levels().flat_map(move |level| types.map(|dtype| (level, dtype))).flat_map(|(level, dtype)| {
@@ -144,7 +144,7 @@ fn the_loss_is_that_of_sessions() {
         let mean: f64 = mean.sum();
         assert!((mean - expected).abs() < 1e-5 * expected, "{mean} and {expected}: {what}");
     }
-    // Pieces that follow each other.
+    // A text of several chunks of `Session::loss`.
     let long: Vec<u32> = (0..2500u32).map(|i| (i * i + i / 3) % 11).collect();
     let model = model(&tensors(true), DType::F64, reference());
     let whole = Session::new(&model).unwrap().loss(&long).unwrap();

@@ -1,4 +1,4 @@
-//! A small model's files and dumps, damaged as chance says: for tests with numbers from a seed, and for fuzzing.
+//! Randomly damaged files and dumps of small models: from seeds in tests, and from the fuzzer's input in fuzzing.
 
 use serde_json::{Map, Value, json};
 use sidewinder_kernels::cpu::Exec;
@@ -8,16 +8,16 @@ use sidewinder_models::mamba::{Checkpoint, Input, Model, Session, Where};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Gives numbers below a limit.
+/// A source of random numbers below a limit.
 pub type Chance<'c> = dyn FnMut(usize) -> usize + 'c;
 
-/// What a folder holds.
+/// The files of a checkpoint's folder.
 pub struct Files {
     pub config: Option<Vec<u8>>,
     pub tensors: Vec<u8>,
 }
 
-/// A tensor of a safetensors file, as its header tells.
+/// A tensor in the header of a safetensors file.
 #[derive(Clone)]
 struct Tensor {
     name: String,
@@ -57,7 +57,7 @@ fn config(of: Of) -> Map<String, Value> {
     config.clone()
 }
 
-/// The names in a layer, with their shapes.
+/// The tensor names of a layer, with their shapes.
 fn layer(of: Of) -> &'static [(&'static str, &'static [usize])] {
     match of {
         Of::Mamba => &[
@@ -96,14 +96,14 @@ fn tensors(of: Of) -> Vec<Tensor> {
     tensors
 }
 
-/// A file of these tensors, as far as they can be written.
+/// A safetensors file of these tensors; those that would be too large get no data.
 fn file(tensors: &[Tensor]) -> Vec<u8> {
     let (mut header, mut data) = (Map::new(), Vec::new());
     for Tensor { name, dtype, dims } in tensors {
         let size = TYPES.iter().find(|(name, _)| name == dtype).map_or(1, |(_, size)| *size);
         let bytes = dims.iter().try_fold(size, |n, &d| n.checked_mul(d)).filter(|&n| n <= 1 << 16).unwrap_or(0);
         let start = data.len();
-        // Numbers about a third, in f32 and in bf16.
+        // Values of about a third, in f32 and in bf16.
         data.extend((0..bytes).map(|i| [0xa8, 0x3e][i % 2]));
         header.insert(name.clone(), json!({"dtype": dtype, "shape": dims, "data_offsets": [start, data.len()]}));
     }
@@ -115,7 +115,7 @@ fn with_header(header: Map<String, Value>, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], &header, data].concat()
 }
 
-/// Files that are whole, of each kind.
+/// The undamaged files of each kind of model.
 pub fn whole() -> [Files; 2] {
     [Of::Mamba, Of::Mamba2].map(|of| {
         let config = Value::Object(config(of)).to_string().into_bytes();
@@ -123,7 +123,7 @@ pub fn whole() -> [Files; 2] {
     })
 }
 
-/// Files with some damage.
+/// The files of a model with random damage.
 pub fn damaged(chance: &mut Chance) -> Files {
     let of = [Of::Mamba, Of::Mamba2][chance(2)];
     let (mut config, mut tensors) = (config(of), tensors(of));
@@ -169,7 +169,7 @@ fn damage_tensors(tensors: &mut Vec<Tensor>, chance: &mut Chance) {
             let other = Tensor { name: format!("{}{at}", tensor.name), ..tensor.clone() };
             tensors.push(other);
         }
-        // All of one type are still a model.
+        // With one type for all tensors, the files still are a model.
         _ => {
             let dtype = one_of(&TYPES, chance).0;
             tensors.iter_mut().for_each(|tensor| tensor.dtype = dtype);
@@ -177,7 +177,7 @@ fn damage_tensors(tensors: &mut Vec<Tensor>, chance: &mut Chance) {
     }
 }
 
-/// Damages the bytes of a safetensors file: anywhere, or in what its header says.
+/// Damages a safetensors file: any byte, or an entry of its header.
 pub fn damage_file(bytes: &mut Vec<u8>, chance: &mut Chance) {
     let Some((mut tensors, data)) = parts(bytes) else { return damage_bytes(bytes, chance) };
     let names: Vec<String> = tensors.keys().cloned().collect();
@@ -191,7 +191,7 @@ pub fn damage_file(bytes: &mut Vec<u8>, chance: &mut Chance) {
     *bytes = with_header(tensors, &data);
 }
 
-/// The tensors that a header tells of, which are tensors, and the data behind it.
+/// The entries of a header and the data after it; `None` if there are no entries, or some are not tensors.
 fn parts(bytes: &[u8]) -> Option<(Map<String, Value>, Vec<u8>)> {
     let length = u64::from_le_bytes(*bytes.first_chunk()?);
     let (header, data) = bytes[8..].split_at_checked(length.try_into().ok()?)?;
@@ -214,15 +214,15 @@ fn damage_bytes(bytes: &mut Vec<u8>, chance: &mut Chance) {
     }
 }
 
-/// Writes files into a folder, and runs the model in them a little if it is one.
+/// Writes files into a folder, loads the model in them, and runs it briefly.
 pub fn run(files: &Files, folder: &Path, chance: &mut Chance) -> Result<()> {
     let config = folder.join("config.json");
-    // It may not be there.
+    // Fails if there is none, which is fine.
     let _ = std::fs::remove_file(&config);
     if let Some(bytes) = &files.config {
         std::fs::write(&config, bytes).expect("a file in a folder of our own");
     }
-    // Others may still have the old one mapped.
+    // Removed, not overwritten, because other models may still have the old file mapped.
     let file = folder.join("model.safetensors");
     let _ = std::fs::remove_file(&file);
     std::fs::write(file, &files.tensors).expect("a file in a folder of our own");
@@ -233,7 +233,7 @@ pub fn run(files: &Files, folder: &Path, chance: &mut Chance) -> Result<()> {
     used(&model)
 }
 
-/// A whole sequence, and a session that takes it in parts.
+/// Runs a whole sequence, and a session that continues after a dump and a restore.
 fn used(model: &Arc<Model>) -> Result<()> {
     let (config, dtype) = (model.config(), model.dtype());
     let features =
@@ -256,7 +256,7 @@ fn used(model: &Arc<Model>) -> Result<()> {
     Ok(())
 }
 
-/// Restores a dump, and goes on from there if it is one.
+/// Restores a dump, and runs a decode step if it is valid.
 pub fn restore(model: &Arc<Model>, dump: &[u8]) -> Result<()> {
     let mut session = Session::restore(model, dump)?;
     let before = session.length();
@@ -266,7 +266,7 @@ pub fn restore(model: &Arc<Model>, dump: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The model of whole files, of the first kind.
+/// The model of the undamaged files of the first kind.
 pub fn model(folder: &Path) -> Arc<Model> {
     let file = folder.join("model.safetensors");
     let [first, _] = whole();
@@ -276,7 +276,7 @@ pub fn model(folder: &Path) -> Arc<Model> {
     Arc::new(Model::new(checkpoint, None, false, place).expect("a model that is whole"))
 }
 
-/// Whether an error is about what was given, and can be read.
+/// Whether an error is about the input, names the argument, and is not too long to read.
 pub fn is_fair(error: &Error) -> bool {
     let kinds = [Kind::File, Kind::Argument, Kind::Option, Kind::Shape, Kind::Size, Kind::DType];
     kinds.contains(&error.kind) && !error.argument.is_empty() && error.to_string().len() < 100_000

@@ -1,6 +1,6 @@
 //! The small golden models, and the results of an independent float64 implementation.
 
-// Each test uses a part.
+// Each test uses only a part of this module.
 #![allow(dead_code)]
 
 use sidewinder_files::safetensors::Reader;
@@ -25,7 +25,7 @@ impl Golden {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../test/golden").join(self.0)
     }
 
-    /// A tensor that the independent implementation read or gave.
+    /// An input or output of the independent implementation.
     pub fn expected(self, name: &str) -> Owned {
         let reader = Reader::open(&self.folder().join("expected.safetensors")).unwrap();
         reader.tensor(reader.entry(name).unwrap()).unwrap()

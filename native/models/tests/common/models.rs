@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 /// Weights by their names in checkpoints.
 pub type Tensors = BTreeMap<String, Weight>;
 
-/// Weights of which none is too small to matter; with a head of its own and all biases, or with neither.
+/// Random weights, large enough that each one affects the output. A `whole` model has biases of projections and a
+/// separate head; others have neither.
 pub fn tensors(config: &Config, whole: bool) -> Tensors {
     let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = *config;
     let mut tensors = Tensors::new();
     let mut add = |name: String, dims: &[usize], mean: f64, spread: f64| {
         let mut random = crate::common::Random(tensors.len() as u64 + 1);
-        // Wide matrices would make numbers large, and their roundings with them.
+        // Wide matrices get smaller weights, so that activations and their rounding errors stay small.
         let spread = spread * (8.0 / *dims.last().unwrap_or(&1) as f64).sqrt().min(1.0);
         let spec = Spec::new(DType::F64, dims).unwrap();
         tensors.insert(name, Owned::from_fn(spec, |_| mean + spread * 3.0 * (random.next() - 0.5)).into());
