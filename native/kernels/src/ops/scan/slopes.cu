@@ -1,4 +1,4 @@
-// Slopes of the gate, and of the step size, as step_size.cu has it; with MASK that of a clamped one is 0.
+// Derivatives of silu, and of step_size in step_size.cu. With MASK that of a clamped step size is 0.
 __device__ __forceinline__ REAL sigmoid(REAL v) {
     return reciprocal(REAL(1) + exp2_fast(-v * REAL(LOG2_E)));
 }
@@ -8,7 +8,7 @@ __device__ __forceinline__ REAL silu_slope(REAL v) {
     return s * fma(v, REAL(1) - s, REAL(1));
 }
 
-// How step_size changes with its argument. Both bounds of the clamp are inside.
+// The derivative of step_size by its argument. Both bounds of the clamp are inclusive.
 __device__ __forceinline__ REAL step_slope(REAL v, REAL bias, REAL lo, REAL hi) {
     if (HAS_BIAS) v += bias;
     REAL slope = SOFTPLUS ? sigmoid(v) : REAL(1);

@@ -1,7 +1,7 @@
 //! The step size of state-space scans, and its gradient:
 //!
 //! ```text
-//! s = dt + dt_bias      delta = clamp(softplus(s))                      (each part where it is asked for)
+//! s = dt + dt_bias      delta = clamp(softplus(s))                      (bias, softplus and clamp are optional)
 //!                       ddt = ddelta [lo <= softplus(s) <= hi] sigmoid(s)
 //! ```
 //!
@@ -22,14 +22,14 @@ shared_options! {
     }
 }
 
-/// The gradient of a clamp.
+/// The gradient of the clamp of a step size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClampGrad {
-    /// That of the clamp: zero where the step was outside of the bounds.
+    /// The derivative of the clamp: zero where the step size was outside of the bounds.
     #[default]
     Mask,
-    /// As if nothing had been clamped.
+    /// The straight-through estimator: the gradient passes as if the step size had not been clamped.
     StraightThrough,
 }
 
@@ -38,14 +38,14 @@ pub enum ClampGrad {
 pub struct StepSize {
     /// Whether softplus is applied.
     pub softplus: bool,
-    /// Bounds, both inside.
+    /// The lower and the upper bound, both inclusive.
     pub clamp: Option<(f64, f64)>,
-    /// The gradient of these bounds.
+    /// How the gradient treats a clamped step size.
     pub clamp_grad: ClampGrad,
 }
 
 impl StepSize {
-    /// Proves that the bounds are in order.
+    /// Checks that the lower bound is at most the upper one, and that neither is NaN.
     pub fn checked(self) -> Result<StepSize> {
         match self.clamp {
             Some((lo, hi)) if lo > hi || lo.is_nan() || hi.is_nan() => {
@@ -55,7 +55,7 @@ impl StepSize {
         }
     }
 
-    /// The reference for `delta` of `s` for tensors of this storage type.
+    /// The reference value of `delta` for `s`, with bounds rounded to the arithmetic of storage in `dtype`.
     pub fn reference(&self, s: f64, dtype: DType) -> f64 {
         let size = self.unclamped(s);
         let bound = |value: f64| match dtype {
@@ -70,10 +70,10 @@ impl StepSize {
         }
     }
 
-    /// The reference for how `delta` changes with `s`.
+    /// The reference derivative of `delta` by `s`.
     pub fn reference_slope(&self, s: f64, dtype: DType) -> f64 {
         let size = self.unclamped(s);
-        // Both bounds are inside; a size that is clamped is one that changes.
+        // The bounds are inclusive, so a step size was clamped exactly if the clamp changed it.
         let clamped = self.clamp_grad == ClampGrad::Mask && self.reference(s, dtype) != size && !size.is_nan();
         match (clamped, self.softplus) {
             (true, _) => 0.0,
@@ -87,7 +87,7 @@ impl StepSize {
     }
 }
 
-/// [`StepSize`] for vectors.
+/// [`StepSize`] on vectors.
 #[derive(Clone, Copy)]
 pub struct Lanes<V> {
     softplus: bool,
@@ -96,7 +96,7 @@ pub struct Lanes<V> {
 }
 
 impl<V: Vector> Lanes<V> {
-    /// Spreads the bounds over the lanes.
+    /// Broadcasts the bounds to all lanes.
     #[inline(always)]
     pub fn new(of: &StepSize) -> Self {
         // Not `Option::map`, whose closure would be compiled without the level's instructions.
@@ -113,7 +113,7 @@ impl<V: Vector> Lanes<V> {
         self.clamped(self.unclamped(s))
     }
 
-    /// `delta` of `s`, and how it changes with `s`.
+    /// `delta` of `s`, and its derivative by `s`.
     #[inline(always)]
     pub fn delta_and_slope(&self, s: V) -> (V, V) {
         let size = self.unclamped(s);

@@ -1,6 +1,6 @@
 // The scans' memory accesses. scans.cu describes the order and the macros.
 
-// VEC neighbours at once, if the type allows it.
+// Loads VEC neighbouring channels, as vectors of at most 16 bytes.
 template <class T>
 __device__ __forceinline__ void load(const T* from, REAL (&to)[VEC]) {
     constexpr int EACH = VEC * sizeof(T) > 16 ? 16 / sizeof(T) : VEC;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void store(const REAL (&from)[VEC], T* to) {
     }
 }
 
-// Stores to global memory in one piece: the compiler would store element by element.
+// Stores to global memory as vectors of 8 or 16 bytes; the compiler would store element by element.
 template <class T>
 __device__ __forceinline__ void store_far(const REAL (&from)[VEC], T* to) {
     constexpr int BYTES = VEC * sizeof(T);
@@ -48,15 +48,15 @@ __device__ __forceinline__ void store_far(const REAL (&from)[VEC], T* to) {
     }
 }
 
-// Where a thread stands: its row, its first channel and the first step of its tile.
+// The position of a thread: its row, its first channel and the first step of its tile.
 struct Place {
     i64 row, channel, step;
     bool inside;
-    // Where that step lies, and how much further the next one.
+    // The offset of that step, and the stride to the next step.
     i64 here, further;
 };
 
-// The value before the first step of the scan, for a gradient.
+// The scan's result before its first step, which the gradient reads.
 __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
     REAL given = p.first ? p.first[at.row * p.width + at.channel + v] : (REAL)0;
 #if SCAN == PRODUCT
@@ -68,12 +68,12 @@ __device__ __forceinline__ REAL first(const Params& p, const Place& at, int v) {
 #endif
 }
 
-// Threads of a column, one after another in time; channels of a tile; steps of a tile; warps of a block.
+// Threads of a column, at successive times; channels of a tile; steps of a tile; warps of a block.
 constexpr int AT_ONCE = THREADS / COLS, CHANNELS = COLS * VEC, STEPS = AT_ONCE * ROWS, WARPS = THREADS / 32;
 static_assert(CHANNELS <= THREADS, "each channel has a thread that exchanges totals");
 
-// Prefetched data lies in shared memory. Unless each thread reads what it uses itself and writes it straight
-// to memory, results take the place of what is read.
+// Prefetched inputs are staged in shared memory. Without OWN, results overwrite them there before they are copied to
+// global memory; with OWN, threads store results to global memory directly.
 #if SCAN == EXP_PRODUCT || SCAN == LOG_SUM_EXP && GRADIENT
 typedef REAL Widest;
 #else
@@ -82,19 +82,20 @@ typedef Y Widest;
 constexpr int PLACE = VEC * sizeof(Widest), WRITES = SCAN == EXP_PRODUCT && !GRADIENT && !OWN ? 2 : 1;
 constexpr int TENSORS = READS > WRITES ? READS : WRITES;
 constexpr int TENSOR = STEPS * COLS * PLACE, STAGE = TENSORS * TENSOR;
-// Threads that read their own steps would meet in the same banks. So APART threads go through them in ORDERS orders.
+// Swizzle: threads that read their own ROWS steps would cause bank conflicts, so a step is XORed with its thread's
+// number modulo ORDERS. APART steps span all banks.
 constexpr int APART = 128 / (COLS * PLACE), ORDERS = APART < 1 ? 1 : APART < ROWS ? APART : ROWS;
 
 extern __shared__ __align__(16) unsigned char stages[];
 
-// Where step `step` of a tile has the thread's channels of tensor `k`.
+// The address of the thread's channels of tensor `k` at step `step` of a tile.
 __device__ __forceinline__ unsigned char* there(int stage, int step, int k) {
     int place = (step ^ step / ROWS % ORDERS) * COLS + threadIdx.x % COLS;
     return stages + stage * STAGE + k * TENSOR + place * PLACE;
 }
 
-// The `r`th step that a thread computes, and the `r`th that it copies: its own, where neighbouring channels fill what
-// memory reads at once; else threads copy what neighbours in memory need, whichever thread will use it.
+// The `r`th step that a thread computes, and the `r`th that it copies. With OWN both are the same, as the tile's
+// channels fill a memory sector. Else copies go along memory for coalescing, whichever thread uses the data.
 __device__ __forceinline__ int computed(int r) { return threadIdx.x / COLS * ROWS + r; }
 __device__ __forceinline__ int copied(int r) { return OWN ? computed(r) : r * AT_ONCE + threadIdx.x / COLS; }
 
@@ -102,7 +103,7 @@ __device__ __forceinline__ void all_threads_copied() {
     if (!OWN) __syncthreads();
 }
 
-// Asks for a thread's neighbours in memory; `arrived` waits for them.
+// Queues the asynchronous copy of a thread's VEC channels; `arrived` waits for it.
 template <class T>
 __device__ __forceinline__ void ask(const T* from, unsigned char* to) {
     constexpr int BYTES = VEC * sizeof(T), EACH = BYTES > 16 ? 16 : BYTES;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void ask(const T* from, unsigned char* to) {
     memcpy(to, from, BYTES);
 }
 
-// The copies of a tile are a group; all groups but those ahead have arrived.
+// `asked` commits a tile's copies as one group; `arrived` waits for all groups but those of the STAGES - 1 tiles ahead.
 __device__ __forceinline__ void asked() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -137,7 +138,7 @@ __device__ __forceinline__ void arrived() {
 #endif
 }
 
-// Queues the copies of a step. `FULL`: all the tile's steps are there, and one after them.
+// Queues the copies of a step. `FULL`: all the tile's steps, and the one after them, are within the length.
 template <bool FULL>
 __device__ __forceinline__ void ask(const Params& p, const Place& at, int stage, int step) {
     i64 here = at.here + step * at.further;
@@ -161,7 +162,7 @@ __device__ __forceinline__ void ask(const Params& p, const Place& at, int stage,
 #endif
 }
 
-// The value before a step of the scan, for a gradient, which runs in reverse.
+// The scan's result before a step, for the gradient. It walks in reverse, so this is the result of its next step.
 template <class T, bool FULL>
 __device__ __forceinline__ void before(const Params& p, const Place& at, int step, const void* y, REAL (&to)[VEC]) {
     if (FULL || at.step + step + 1 < p.length) return load((const T*)y, to);
@@ -193,7 +194,7 @@ __device__ __forceinline__ void read(const Params& p, const Place& at, int stage
 #endif
 }
 
-// The first time: values that can be computed once replace those that were read.
+// Reads a step for the first time. Logarithms replace the staged inputs, so that `read_again` need not compute them.
 template <bool FULL>
 __device__ __forceinline__ void read_first(const Params& p, const Place& at, int stage, int step,
                                            REAL (&to)[READS][VEC]) {

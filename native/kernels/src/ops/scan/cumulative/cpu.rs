@@ -54,7 +54,7 @@ fn slice<'a, T: Element>(inputs: &Named<View<'a>>, name: &str) -> Result<Option<
     inputs.find(name).map(View::slice).transpose()
 }
 
-/// A scan without its outputs.
+/// A scan: its input and states. The outputs along time are arguments of `run`.
 struct Forward<'a, S: Storage> {
     problem: &'a Problem,
     x: &'a [S],
@@ -128,7 +128,7 @@ fn backward_as<S: Storage>(
     }
 }
 
-/// A gradient without its inputs: the walk in reverse.
+/// A gradient: a walk in the opposite direction. The inputs along time are arguments of `run`.
 struct Gradient<'a, S: Storage> {
     problem: &'a Problem,
     start: Option<&'a [S::Wide]>,

@@ -1,4 +1,4 @@
-//! The scans on CUDA: one kernel for all of them, whose blocks walk through time and read and write memory once.
+//! The scans on CUDA: one kernel for all of them. Blocks walk through time, and read and write global memory once.
 
 use super::{Problem, Scan};
 use crate::cuda::{Buffer, Facts, Kernel, Lane, Source, Together, grid_size, params, types};
@@ -20,27 +20,27 @@ const SCAN: Source<Params> = Source::new(
 /// Threads of a block.
 const THREADS: usize = 256;
 
-/// The most channels side by side in a tile.
+/// The most channels of a tile.
 const SIDE_BY_SIDE: usize = 32;
 
-/// The most bytes that a thread reads of a tile, the most numbers of a tensor, and the most steps.
+/// Limits of a thread in a tile: bytes that it reads, elements of a tensor, and steps.
 const READ: usize = 256;
 const NUMBERS: usize = 32;
 const STEPS: usize = 16;
 
-/// The most tiles in shared memory.
+/// The most tiles in shared memory: the stages of the pipeline.
 const STAGES: usize = 4;
 
 /// The most blocks of a cluster.
 const MOST_BLOCKS: usize = 8;
 
-/// Shared memory that is enough for three blocks, if they read a single tensor.
+/// Bytes of shared memory above which three blocks fit, if they read a single tensor.
 const MUCH: usize = 200 << 10;
 
 /// Bytes of shared memory that the system reserves in each block.
 const RESERVED: usize = 1 << 10;
 
-/// Bytes of a memory transaction: a tile with fewer bytes of a row would waste the others.
+/// Bytes of a memory sector: a tile that reads fewer bytes of a row wastes the rest.
 const SECTOR: usize = 32;
 
 params! {
@@ -52,13 +52,15 @@ params! {
         wide_y: u64 as "const REAL*",
         dy: u64 as "const STORAGE*",
         dlog_y: u64 as "const REAL*",
-        // The scan's initial state; this walk's, which is the same, or `dlast_state`.
+        // `first` is the scan's initial state, for its gradient; `start` that of the walk: `initial_state` or
+        // `dlast_state`.
         first: u64 as "const REAL*",
         start: u64 as "const REAL*",
         to: u64 as "Y*",
         log_to: u64 as "REAL*",
         last: u64 as "REAL*",
-        // Channels of a row in tiles side by side; blocks that share a row; tiles of a block.
+        // `columns` are tiles across the channels of a row, `cluster` blocks that share a row, `rounds` tiles of a
+        // block.
         length: i64,
         width: i64,
         columns: i64,
@@ -130,7 +132,7 @@ fn address(lane: &Lane, tensors: &Named<&Buffer>, name: &str) -> Result<u64> {
     tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer))
 }
 
-/// The kernel's role.
+/// What the kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pass {
     Scan,
@@ -180,22 +182,22 @@ struct Plan {
     scan: &'static str,
     /// Bytes of a channel's total.
     total: usize,
-    /// Tensors that lie in shared memory, and bytes of an element there.
+    /// Tensors in shared memory, and bytes of an element there.
     tensors: usize,
     element: usize,
-    /// Channels of a thread, and steps of it.
+    /// Channels and steps of a thread in a tile.
     channels: usize,
     steps: usize,
     /// Tiles in shared memory.
     stages: usize,
-    /// Threads side by side in a tile, and tiles side by side in a row.
+    /// Threads across the channels of a tile, and tiles across the channels of a row.
     side_by_side: usize,
     columns: usize,
-    /// Whether threads side by side fill a sector, so that each may load its own data without shared memory.
+    /// Whether a tile's channels fill a sector, so that each thread may copy just the data that it uses.
     own: bool,
     /// Blocks that share a row.
     cluster: usize,
-    /// Blocks that a multiprocessor shall hold, so that some work while others wait.
+    /// Resident blocks of a multiprocessor, so that some compute while others wait for memory.
     blocks: usize,
 }
 
@@ -210,7 +212,7 @@ impl Plan {
             (Scan::Product, Pass::Gradient) => ("PRODUCT", 3, false, size_of::<f64>() + real),
             (Scan::Product, _) => ("PRODUCT", 1, false, size_of::<f64>()),
             (Scan::ExpProduct { .. }, Pass::Gradient) => ("EXP_PRODUCT", 4, true, 3 * real),
-            // It writes two tensors, staged over the memory of what it reads unless threads write them directly.
+            // Its two results are staged over its inputs, unless threads store them directly.
             (Scan::ExpProduct { .. }, _) => ("EXP_PRODUCT", if own { 1 } else { 2 }, true, real),
             (Scan::Sum, _) => ("SUM", 1, false, real),
             (Scan::LogSumExp, Pass::Gradient) => ("LOG_SUM_EXP", 4, true, 2 * real),
@@ -237,7 +239,7 @@ impl Plan {
         plan.in_shared(facts).spread(problem, facts)
     }
 
-    /// Fits the stages to the block's part of the shared memory. Where it does not hold two, tiles become smaller.
+    /// Fits the stages to the block's share of shared memory. Where two do not fit, tiles get fewer steps.
     fn in_shared(mut self, facts: &Facts) -> Plan {
         let declared = self.declared(most_blocks(facts));
         let part = ((facts.shared as usize + RESERVED) / self.blocks).saturating_sub(RESERVED + declared);
@@ -249,7 +251,7 @@ impl Plan {
     }
 
     /// Spreads the work over nearly two blocks per multiprocessor, or more if there is room. The blocks of a cluster
-    /// share a row. Where the largest cluster is not enough, tiles take fewer of its channels.
+    /// share a row. Where the largest clusters are not enough, tiles take fewer of its channels.
     fn spread(mut self, problem: &Problem, facts: &Facts) -> Plan {
         let multiprocessors = facts.multiprocessors as usize;
         let least = SECTOR.div_ceil(self.channels * problem.dtype().size());
@@ -264,7 +266,7 @@ impl Plan {
         }
     }
 
-    /// Shrinks the clusters until all of them run at once.
+    /// Shrinks the clusters until all of them are resident at once.
     fn at_once(mut self, problem: &Problem, kernel: &Kernel<Params>, lane: &Lane) -> Result<Plan> {
         let size = [THREADS as u32, self.shared() as u32];
         while self.cluster > 2
@@ -275,23 +277,23 @@ impl Plan {
         Ok(self)
     }
 
-    /// Tiles of a row.
+    /// Tiles along the length of a row.
     fn tiles(&self, problem: &Problem) -> usize {
         problem.length.div_ceil(THREADS / self.side_by_side * self.steps).max(1)
     }
 
-    /// Tiles of a block.
+    /// Tiles that each block processes.
     fn rounds(&self, problem: &Problem) -> usize {
         self.tiles(problem).div_ceil(self.cluster)
     }
 
-    /// Bytes of shared memory that the kernel declares at most: in two places, totals of each warp, of each of `blocks`
-    /// and of the tile.
+    /// The most bytes of static shared memory: two exchanges, each with the totals of all warps, of `blocks` blocks and
+    /// of the tile.
     fn declared(&self, blocks: usize) -> usize {
         2 * (self.total * (THREADS / 32 + blocks + 1) * self.side_by_side * self.channels + 64)
     }
 
-    /// Bytes of shared memory of all stages.
+    /// Bytes of dynamic shared memory: all stages.
     fn shared(&self) -> usize {
         self.stages * self.tensors * THREADS * self.steps * self.channels * self.element
     }

@@ -2,8 +2,8 @@
 
 constexpr int WORDS = sizeof(Total) / 4;
 
-// The exchange of a round: the totals of each warp and of each block, then their prefixes, and the barrier of the
-// blocks.
+// Shared memory of a round's exchange: the totals of the warps, which their prefixes replace, the prefix before the
+// block's tile, the totals of the cluster's blocks, and the barrier that counts their arrival.
 struct Exchange {
     alignas(32) unsigned warps[WORDS][WARPS][CHANNELS];
     alignas(32) unsigned before[WORDS][CHANNELS];
@@ -17,7 +17,8 @@ __device__ __noinline__ void append_odd(Total (&sum)[VEC], const Total (&later)[
 }
 #endif
 
-// Composes an earlier total with a later one, in each channel. Odd totals are rare, and tested for in all at once.
+// Composes an earlier total with a later one, in each channel. Products skip the check for 0 times infinity; if this
+// gives NaN in any channel, which is rare, all are composed again with it.
 __device__ __forceinline__ void append(Total (&sum)[VEC], const Total (&later)[VEC]) {
 #if SCAN == PRODUCT
     bool odd = false;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void append(Total (&sum)[VEC], const Total (&later)[V
 constexpr int PACKED = VEC < 4 ? VEC : 4;
 struct alignas(PACKED * 4) Pack { unsigned of[PACKED]; };
 
-// The totals of neighbouring channels, whose words lie `apart`.
+// Stores the totals of neighbouring channels. The words of a total are `apart` elements apart.
 __device__ __forceinline__ void put(const Total (&totals)[VEC], unsigned* to, int apart) {
     unsigned words[VEC][WORDS];
     memcpy(words, totals, sizeof(words));
@@ -74,7 +75,7 @@ __device__ __forceinline__ void get(const unsigned* from, int apart, Total (&tot
     memcpy(totals, words, sizeof(words));
 }
 
-// The totals of a single channel.
+// Stores the total of a single channel.
 __device__ __forceinline__ void put(Total total, unsigned* to, int apart) {
     unsigned words[WORDS];
     memcpy(words, &total, sizeof(words));
@@ -91,7 +92,7 @@ __device__ __forceinline__ Total get(const unsigned* from, int apart) {
     return total;
 }
 
-// Replaces each warp's total by the prefix before it, in the thread's channel, and returns the total of all.
+// Replaces each warp's total by the prefix before it, in the thread's channel, and returns the total of the tile.
 __device__ __forceinline__ Total over_warps(Exchange& shared) {
     Total sum = identity(), all[WARPS];
 #pragma unroll
@@ -104,7 +105,7 @@ __device__ __forceinline__ Total over_warps(Exchange& shared) {
     return sum;
 }
 
-// What lane `from` has.
+// The total of lane `from`.
 __device__ __forceinline__ Total of_lane(Total own, int from) {
     unsigned words[WORDS];
     memcpy(words, &own, sizeof(words));
@@ -125,7 +126,7 @@ __device__ __forceinline__ void begin(Exchange (&exchange)[2]) {
     meet_in_cluster();
 }
 
-// Tells all blocks of the cluster what the tile of this one is as a whole, in the thread's channel.
+// Sends the total of this block's tile, in the thread's channel, to all blocks of the cluster.
 __device__ __forceinline__ void tell(const Params& p, Exchange& shared, Total tile) {
     unsigned barrier = address(&shared.barrier), bytes = WORDS * CHANNELS * 4 * (unsigned)p.cluster;
     unsigned own = address(&shared.blocks[0][own_rank()][threadIdx.x]), words[WORDS];
@@ -151,7 +152,7 @@ __device__ __forceinline__ void listen(const Exchange& shared, i64 round) {
     while (!told);
 }
 
-// The prefix before the block's tile, and in `carry` the prefix before the next round.
+// Returns the prefix before the block's tile, and advances `carry` to the prefix before the next round.
 __device__ __forceinline__ Total over_blocks(const Params& p, Exchange& shared, i64 round, Total tile, Total& carry) {
     tell(p, shared, tile);
     listen(shared, round);
@@ -176,8 +177,8 @@ __device__ __forceinline__ Total over_blocks(const Params&, Exchange&, i64, Tota
 }
 #endif
 
-// The prefix before a thread, which has the prefix within its warp: one thread per channel computes the prefixes of the
-// warps and the tile, and has in `carry` the prefix before the next round.
+// The prefix before a thread's steps, from `own`, its prefix within the warp. One thread per channel computes the
+// prefixes of the warps and the tile, and keeps in `carry` the prefix before the next round.
 __device__ __forceinline__ void exchange_totals(const Params& p, Exchange& shared, i64 round, Total& carry,
                                                 const Total (&own)[VEC], Total (&before)[VEC]) {
     __syncthreads();

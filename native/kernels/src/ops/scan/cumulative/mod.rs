@@ -10,11 +10,12 @@
 //! cumsum             y[t] = initial_state + sum_{i<=t} x[i]               reverse_cumsum: over i >= t
 //! ```
 //!
-//! Without `initial_state` they start from what changes nothing: 0, 1, or minus infinity for `logcumsumexp`.
-//! `last_state` is what the next stretch of time starts from.
+//! Without `initial_state` they start from the identity of the operation: 0, 1, or minus infinity for `logcumsumexp`.
+//! `last_state` is the `initial_state` of the steps that follow.
 //!
-//! Gradients run the other way, and none divides by what may be 0. With `f = min(max(gamma, floor), 1)`, `floor`
-//! the larger of `eps` and `exp(log_min)`, and what lies beyond the last step given by `dlast_state`:
+//! Gradients run in the opposite direction, and none divides by a value that may be 0. With `dlast_state` as the term
+//! carried from step `L + 1`, and with `f = min(max(gamma, floor), 1)` for `floor` the larger of `eps` and
+//! `exp(log_min)`:
 //!
 //! ```text
 //! exp_product_scan   T[i] = dy[i] + f[i+1] T[i+1]              R[i] = dlog_y[i] + R[i+1]      R[L+1] = dlast_state
@@ -29,8 +30,8 @@
 //!
 //! (Blelloch 1990, "Prefix Sums and Their Applications", has them as associative scans; the division-free form is
 //! the linear recurrence of its section 1.4.) Storage is f32, f64, bf16 or f16; `log_y`, the states and all arithmetic
-//! are f32 (f64 for f64 storage). Sums are compensated on the CPU and in blocks on CUDA, so a long one is about as
-//! exact as a short one. Gradients of products read `y` as it was stored; that of `logcumsumexp` computes it again.
+//! are f32 (f64 for f64 storage). Sums are compensated on the CPU and blocked on CUDA, so a long one is about as
+//! exact as a short one. Gradients of products read the stored `y`; that of `logcumsumexp` recomputes it.
 
 mod cpu;
 mod cuda;
@@ -56,10 +57,10 @@ pub type CumSumBackward = Backward<CumSum>;
 /// The gradient of [`ReverseCumSum`].
 pub type ReverseCumSumBackward = Backward<ReverseCumSum>;
 
-/// What is accumulated.
+/// The operation that is accumulated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scan {
-    /// The product of factors that are brought into `[floor, 1]`, by the sum of their logarithms.
+    /// The product of factors clamped to `[floor, 1]`, computed as the sum of their logarithms.
     ExpProduct {
         /// The least factor.
         eps: f64,
@@ -79,24 +80,24 @@ pub enum Scan {
 /// The options of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// What is accumulated.
+    /// The operation that is accumulated.
     pub scan: Scan,
-    /// Whether time runs from the end.
+    /// Whether time runs from the last step to the first.
     pub reverse: bool,
 }
 
 /// A checked call.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
-    /// Batch size times heads: independent and not adjacent.
+    /// Batch size times heads: the number of independent sequences.
     pub rows: usize,
     /// Sequence length, `L`.
     pub length: usize,
-    /// Channels that lie side by side, `W`.
+    /// Channels, `W`, contiguous in memory.
     pub width: usize,
-    /// The shape of the sequences.
+    /// Type and shape of the sequences, (B, H, L, W).
     pub sequence: Spec,
-    /// Type and shape of states.
+    /// Type and shape of states, (B, H, W).
     pub state: Spec,
     /// The options.
     pub settings: Settings,
@@ -109,11 +110,11 @@ impl Problem {
     }
 }
 
-/// The differences between these ops.
+/// The names, tensors and options that distinguish these ops.
 pub trait Table: 'static {
     /// The op's name.
     const NAME: &'static str;
-    /// What it does, in a line.
+    /// A description in one line.
     const ABOUT: &'static str;
     /// The gradient's name.
     const BACKWARD: &'static str;
@@ -121,19 +122,19 @@ pub trait Table: 'static {
     const NAMES: [&'static str; 2];
     /// The op's inputs.
     const INPUTS: &'static [Slot];
-    /// What it gives.
+    /// The op's outputs.
     const OUTPUTS: &'static [Output];
-    /// What its gradient takes.
+    /// The gradient's inputs.
     const GIVEN: &'static [Slot];
     /// The cotangents of its outputs.
     const COTANGENTS: &'static [&'static str] = &["dy", "dlast_state"];
-    /// The options as they are decoded.
+    /// The options as decoded from the caller.
     type Options: op::Options;
-    /// What they ask for, for arithmetic in the type `wide`.
+    /// The settings that the options select; bounds are rounded to `wide`, the type of the arithmetic.
     fn settings(options: &Self::Options, wide: DType) -> Settings;
 }
 
-/// One of these ops.
+/// The op that the table `T` describes.
 pub struct Cumulative<T>(PhantomData<T>);
 
 impl<T: Table> Op for Cumulative<T> {

@@ -47,14 +47,14 @@ fn log_add_exp(a: f64, b: f64) -> f64 {
     high + below(low, high).exp().ln_1p()
 }
 
-/// The gradients of the sequence and of what it starts from.
+/// The gradients of the sequence and of the initial state.
 pub fn backward(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> {
     let dy = inputs.get("dy")?;
     let zeros = || ArrayD::zeros(&problem.state.shape[..]);
     let first = start(problem, inputs.find("initial_state")).mapv(|v| seen(problem.settings.scan, v));
     let (x, y) = (inputs.get(names[0])?, results(problem, names, inputs)?);
     let mut dx = ArrayD::zeros(dy.shape());
-    // The cotangents from later steps: that of y, and that of the sum of logarithms.
+    // The cotangents carried from later steps: of `y`, and of the sum of logarithms.
     let dlast = inputs.find("dlast_state").cloned().unwrap_or_else(zeros);
     let logs = matches!(problem.settings.scan, Scan::ExpProduct { .. });
     let (mut later, mut log_later) = if logs { (zeros(), dlast) } else { (dlast, zeros()) };
@@ -88,7 +88,8 @@ pub fn backward(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>
     Ok([(names[1].to_string(), dx), ("dinitial_state".to_string(), dstart)].into_iter().collect())
 }
 
-/// The scan's values for the gradient: none for a sum.
+/// The scan's results that its gradient reads: given, or recomputed for `logcumsumexp`. A sum reads none, so they are
+/// zeros.
 fn results(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>) -> Result<ArrayD<f64>> {
     match (inputs.find("y"), problem.settings.scan) {
         (Some(y), _) => Ok(y.clone()),
@@ -97,7 +98,7 @@ fn results(problem: &Problem, names: [&str; 2], inputs: &Named<ArrayD<f64>>) -> 
     }
 }
 
-/// How far `a` is below `b`, where equal infinities are no distance apart.
+/// `a - b`, or 0 for equal infinities.
 fn below(a: f64, b: f64) -> f64 {
     if a == b { 0.0 } else { a - b }
 }
@@ -115,7 +116,7 @@ fn times(problem: &Problem, reverse: bool) -> Box<dyn Iterator<Item = usize>> {
     if reverse { Box::new((0..problem.length).rev()) } else { Box::new(0..problem.length) }
 }
 
-/// Where (batch, head, channel) lies at time `t`.
+/// The index in a sequence at time `t` of the element (batch, head, channel) of a state.
 fn sequence_index(state: &ndarray::IxDyn, t: usize) -> [usize; 4] {
     [state[0], state[1], t, state[2]]
 }

@@ -2,20 +2,20 @@
 // mod.rs; cuda.rs chooses the macros:
 //   SCAN       PRODUCT, EXP_PRODUCT (by logarithms), SUM or LOG_SUM_EXP
 //   GRADIENT   0 the scan, 1 its gradient: time runs the other way
-//   Y          the type of what the scan writes
+//   Y          the type of the scan's y
 //   VEC        neighbouring channels of a thread
-//   COLS       threads side by side; the others are one after another in time
+//   COLS       threads across channels; the others are at successive times
 //   ROWS       steps of a thread
 //   THREADS    threads of a block
-//   BLOCKS     blocks that a multiprocessor shall hold
-//   STAGES     tiles in shared memory: the one being processed, and those ahead
-//   OWN        whether threads prefetch the data that they use themselves
+//   BLOCKS     resident blocks of a multiprocessor
+//   STAGES     tiles in shared memory: the one being processed, and prefetched ones
+//   OWN        whether each thread prefetches the data that it uses
 //   CLUSTERED  whether blocks of a cluster share a row, at most MOST_BLOCKS of them
 //
-// A block walks through time over some columns of a row, tile by tile, and loads the next tiles while it processes one:
-// its threads compose the totals of their steps, exchange the prefixes before them, and scan their steps from there.
-// For few rows, the blocks of a cluster take adjacent tiles and exchange their totals. The order of composition is
-// fixed.
+// A block walks through time over some columns of a row, tile by tile, and prefetches the next tiles while it processes
+// one: its threads compose the totals of their steps, exchange the prefixes before them, and scan their steps from
+// there. For few rows, the blocks of a cluster take adjacent tiles and exchange their totals. The order of composition
+// is fixed, so results are reproducible.
 
 #define PRODUCT 0
 #define EXP_PRODUCT 1
@@ -35,20 +35,20 @@ __device__ __forceinline__ REAL bounded(REAL v, REAL low, REAL high) { return v 
 // exp(a - b), 1 for equal infinities.
 __device__ __forceinline__ REAL ratio(REAL a, REAL b) { return a == b ? (REAL)1 : exponential(a - b); }
 
-// A product of many factors, in double: it may exceed the range of float, and its other factor may bring it back.
-// 0 times a product that overflowed is 0.
+// A product of many factors, in double: it may leave the range of float before another factor brings it back. 0 times a
+// product that overflowed is 0.
 __device__ __forceinline__ double times(double a, double b) {
     return a == 0 && (b == 1.0 / 0.0 || b == -1.0 / 0.0) ? 0 : a * b;
 }
 
-// Whether it is no number: products that are none have this in their upper word.
+// Whether `v` is NaN, by the upper word alone: arithmetic gives quiet NaNs, which set these bits.
 __device__ __forceinline__ bool is_none(double v) { return (__double2hiint(v) & 0x7fffffff) >= 0x7ff80000; }
 
 // The parts of a scan:
-//   READS       tensors it reads; `load` reads the numbers of one step
-//   Total       the total of a stretch of time: `identity`, `then` of two, and of one and a step
-//   State       the carry from step to step: `start`, `after` a stretch, `last` in the callers' form
-//   step        one step: writes its result
+//   READS       values of a step that are read, by `read` in copies.cu
+//   Total       the total of a range of steps: `identity`, `then` of two totals, and of a total and a step
+//   State       the carry between steps: `start` from initial_state, `after` a total, `last` as last_state
+//   step        advances the state by a step, and returns its result
 
 #if SCAN == PRODUCT && !GRADIENT
 
@@ -67,7 +67,7 @@ __device__ REAL last(State s, REAL) { return s; }
 
 #elif SCAN == PRODUCT
 
-// Reads gamma, dy and the y before; carries gamma T.
+// Reads gamma, dy and y of the step before; carries gamma T.
 constexpr int READS = 3;
 struct __attribute__((packed, aligned(4))) Total { double factor; REAL end; };
 typedef REAL State;
@@ -106,7 +106,7 @@ __device__ REAL last(State s, REAL) { return s; }
 
 #elif SCAN == EXP_PRODUCT
 
-// Reads gamma, dy, dlog_y and the y before; carries f T and the sum of dlog_y.
+// Reads gamma, dy, dlog_y and y of the step before; carries f T and the sum of dlog_y.
 constexpr int READS = 4;
 struct Total { REAL factor, end, sum; };
 struct State { REAL later, sum; };
@@ -131,7 +131,7 @@ __device__ REAL last(State s, REAL first) { return first * s.later + s.sum; }
 
 #elif SCAN == SUM
 
-// Its own gradient, of dy.
+// The sum. It is its own gradient, which reads dy.
 constexpr int READS = 1;
 struct Total { REAL sum; };
 typedef REAL State;
@@ -145,7 +145,7 @@ __device__ REAL last(State s, REAL) { return s; }
 
 #elif !GRADIENT
 
-// The largest number, and the sum of the exponentials of how far each is below it.
+// The maximum, and the sum of exp(x - maximum).
 constexpr int READS = 1;
 struct Total { REAL max, sum; };
 typedef Total State;
@@ -166,7 +166,7 @@ __device__ REAL step(const Params& p, State& s, const REAL (&read)[READS], REAL&
 
 #else
 
-// Reads x, dy, y and the y before; carries exp(y[t-1] - y[t]) G.
+// Reads x, dy, y and y of the step before; carries exp(y[t-1] - y[t]) G.
 constexpr int READS = 4;
 struct Total { REAL factor, end; };
 typedef REAL State;

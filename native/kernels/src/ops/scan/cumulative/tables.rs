@@ -43,16 +43,16 @@ options! {
     }
 }
 
-/// See [`ExpProductScan`].
+/// The table of [`ExpProductScan`].
 pub struct ExpProduct;
-/// See [`CumprodScan`].
+/// The table of [`CumprodScan`].
 pub struct Product;
-/// See [`LogCumSumExp`].
+/// The table of [`LogCumSumExp`].
 pub struct LogSumExp;
-/// See [`CumSum`] and [`ReverseCumSum`].
+/// The table of [`CumSum`] and [`ReverseCumSum`].
 pub struct Sum<const REVERSE: bool>;
 
-/// The cumulative product of decays by their logarithms.
+/// The cumulative product of decays, computed from their logarithms.
 pub type ExpProductScan = Cumulative<ExpProduct>;
 /// The cumulative product.
 pub type CumprodScan = Cumulative<Product>;
@@ -60,7 +60,7 @@ pub type CumprodScan = Cumulative<Product>;
 pub type LogCumSumExp = Cumulative<LogSumExp>;
 /// The cumulative sum.
 pub type CumSum = Cumulative<Sum<false>>;
-/// The cumulative sum from the end.
+/// The cumulative sum from the last step to the first.
 pub type ReverseCumSum = Cumulative<Sum<true>>;
 
 impl Table for ExpProduct {
@@ -84,7 +84,7 @@ impl Table for ExpProduct {
 
     fn settings(options: &ExpProductOptions, wide: DType) -> Settings {
         let &ExpProductOptions { eps, log_min, reverse, .. } = options;
-        // What lies on a bound is inside, as the arithmetic sees that bound.
+        // Bounds are inclusive, so they are rounded to the type in which the arithmetic compares.
         let round = |bound: f64| if wide == DType::F64 { bound } else { f64::from(bound as f32) };
         let floor = round(eps.max(log_min.exp()));
         let scan = Scan::ExpProduct { eps: round(eps), log_min: round(log_min), floor };

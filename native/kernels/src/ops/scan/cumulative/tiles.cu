@@ -1,6 +1,6 @@
 // The scan of a row by the blocks of a cluster, tile after tile.
 
-// A cluster has some columns of a row. In a round each of its blocks has a tile, one after another in time.
+// A cluster scans the channels of one column of tiles. In a round its blocks take successive tiles of time.
 __device__ __forceinline__ Place place(const Params& p) {
     Place at;
     i64 id = blockIdx.x / p.cluster;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void summarize(const Params& p, const Place& at, int 
         summarize<false>(p, at, stage, own);
 }
 
-// Replaces a thread's total by the prefix before it in its warp.
+// Replaces a thread's total by the prefix before it in its warp; the last lanes store the warp's total.
 __device__ __forceinline__ void over_lanes(Total (&own)[VEC], Exchange& shared) {
     int lane = threadIdx.x % 32;
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void over_lanes(Total (&own)[VEC], Exchange& shared) 
     }
 }
 
-// Writes a step's result: to memory, or over its inputs.
+// Stores a step's result: to global memory with OWN, else over its inputs in shared memory.
 template <class T>
 __device__ __forceinline__ void result(const Place& at, int stage, int step, int k, const REAL (&from)[VEC], T* to) {
     if (OWN)
@@ -122,7 +122,7 @@ __device__ __forceinline__ void apply(const Params& p, const Place& at, int stag
     }
 }
 
-// Goes through a thread's steps.
+// Scans a thread's steps from `state`, and stores their results.
 __device__ __forceinline__ void apply(const Params& p, const Place& at, int stage, State (&state)[VEC]) {
     if (is_followed(p, at))
         apply<true>(p, at, stage, state);
@@ -146,7 +146,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, int stag
 #endif
 }
 
-// Writes a tile's results, unless they are written.
+// Copies a tile's results from shared to global memory; with OWN they are already there.
 __device__ __forceinline__ void write(const Params& p, const Place& at, int stage) {
     if (OWN) return;
     __syncthreads();
@@ -159,7 +159,7 @@ __device__ __forceinline__ void write(const Params& p, const Place& at, int stag
     }
 }
 
-// The final carry of the thread with the scan's last step.
+// Stores the last state, in the thread with the scan's last step.
 __device__ __forceinline__ void end(const Params& p, const Place& at, const State (&state)[VEC]) {
     i64 mine = at.step + computed(0);
     if (!p.last || !at.inside || mine + ROWS < p.length || (mine >= p.length && mine > 0)) return;
@@ -168,8 +168,8 @@ __device__ __forceinline__ void end(const Params& p, const Place& at, const Stat
         p.last[at.row * p.width + at.channel + v] = last(state[v], GRADIENT ? first(p, at, v) : (REAL)0);
 }
 
-// A round prefetches a tile, waits for its own, gets the prefix before it and writes its results. Neighbouring
-// rounds have an exchange each; no block is two rounds ahead of another.
+// A round prefetches a later tile, waits for its own, computes the prefix before it and writes its results. Rounds
+// alternate between two exchanges (double buffering): no block is two rounds ahead of another.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cumulative(Params p) {
     __shared__ Exchange exchange[2];
     begin(exchange);

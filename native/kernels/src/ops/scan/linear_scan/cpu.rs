@@ -1,10 +1,10 @@
-//! The recurrence on the CPU: a channel a lane, time as the loop, batches and strips of channels
-//! shared among threads.
+//! The recurrence on the CPU: each lane is a channel, time is the loop, and batches and strips of channels are shared
+//! among threads.
 //!
-//! It is bound by memory. So a strip is as wide as the number of threads allows and goes row by row, which reads and
-//! writes memory in order; its states stay in the first-level cache. A narrow strip jumps from page to page, which
-//! hardware prefetchers do not predict, so rows are prefetched. Time is not split: with fewer strips than threads some
-//! threads stay idle. A channel is computed alike in every strip, so the number of threads changes no bit.
+//! The recurrence is bound by memory, so a strip is as wide as the number of threads allows and goes row by row, in
+//! memory order; its states stay in the first-level cache. A narrow strip jumps from page to page, which hardware
+//! prefetchers do not predict, so rows are prefetched. Time is not split: with fewer strips than threads some threads
+//! stay idle. Every strip computes a channel in the same way, so results do not depend on the number of threads.
 
 use super::Problem;
 use crate::cpu::pool::Shared;
@@ -16,10 +16,10 @@ use crate::tensor::{View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// How many rows ahead are prefetched.
+/// Distance of prefetches in rows.
 const AHEAD: usize = 4;
 
-/// Wider strips would push their states out of the first-level cache.
+/// The most channels of a strip, whose states should stay in the first-level cache.
 const WIDEST: usize = 4096;
 
 /// Computes the recurrence on the CPU.
@@ -47,7 +47,7 @@ fn strips(problem: &Problem, exec: &Exec) -> Strips {
     Strips::new(exec, batch, channels, batch * length * channels, WIDEST)
 }
 
-/// Some channels of one batch.
+/// A range of channels of one batch.
 struct Strip<'c, C> {
     call: &'c C,
     batch: usize,
@@ -55,13 +55,13 @@ struct Strip<'c, C> {
 }
 
 impl<C> Strip<'_, C> {
-    /// Where the strip lies in a tensor of one row a batch, such as a state.
+    /// The range of the strip in a tensor (B, K), such as a state.
     fn state(&self, problem: &Problem) -> Range<usize> {
         let start = self.batch * problem.channels + self.channels.start;
         start..start + self.channels.len()
     }
 
-    /// Where the strip lies at time `t`.
+    /// The range of the strip at time `t` in a tensor (B, L, K).
     fn row(&self, problem: &Problem, t: usize) -> Range<usize> {
         let start = (self.batch * problem.length + t) * problem.channels + self.channels.start;
         start..start + self.channels.len()
@@ -114,7 +114,7 @@ impl<S: Storage> Work<S::Wide> for Strip<'_, Forward<'_, S>> {
             }
         }
         if let Some(last_state) = &call.last_state {
-            // SAFETY: nor of (batch, channel).
+            // SAFETY: strips share no element of (batch, channel).
             strips::store(&state, unsafe { last_state.part(state_row.start, width) });
         }
     }
@@ -182,7 +182,7 @@ impl<S: Storage> Work<S::Wide> for Strip<'_, Backward<'_, S>> {
             }
         }
         if let Some(dinitial_state) = &call.dinitial_state {
-            // SAFETY: nor of (batch, channel).
+            // SAFETY: strips share no element of (batch, channel).
             strips::store(&carry, unsafe { dinitial_state.part(state_row.start, width) });
         }
     }

@@ -1,4 +1,5 @@
-//! The recurrence on CUDA: a thread a channel, and where there are too few of them, time in chunks.
+//! The recurrence on CUDA: a thread for each channel. Where these are too few to fill the device, time is cut into
+//! chunks.
 
 use super::Problem;
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
@@ -7,13 +8,13 @@ use crate::op::Named;
 
 const SCAN: Source<Params> = Source::new("linear_scan", include_str!("scan.cu"));
 
-/// Threads that keep a multiprocessor busy with this little work each.
+/// Threads that keep a multiprocessor busy, as each of them does little work.
 const BUSY: usize = 1024;
 
-/// The fewest steps of a chunk: the state at its end costs a pass of its own.
+/// The fewest steps of a chunk: the last states of chunks cost an additional pass over the inputs.
 const SHORTEST_CHUNK: usize = 32;
 
-/// The most chunks: each composes the ends of all before it.
+/// The most chunks: each thread composes the last states of all chunks before its own.
 const MOST_CHUNKS: usize = 128;
 
 params! {
@@ -31,7 +32,7 @@ params! {
         db: u64 as "STORAGE*",
         last_state: u64 as "REAL*",
         dinitial_state: u64 as "REAL*",
-        // Products of a and end states of all chunks, (chunks, B, K).
+        // For each chunk the product of its a, and its last state from an initial state of zero, (chunks, B, K).
         products: u64 as "REAL*",
         ends: u64 as "REAL*",
         batch: i64,

@@ -8,7 +8,7 @@
 
 constexpr int STEPS = 8;
 
-// The carry from chunk to chunk: h, or backwards a[t+1] g[t+1].
+// The carry into a chunk: h of the chunk before, or backwards a[t+1] g[t+1] of the chunk after.
 __device__ REAL start(const Params& p, i64 row, i64 rows, i64 chunk) {
 #if ENDS
     return 0;

@@ -31,7 +31,7 @@ impl Op for SelectiveStateUpdate {
         Slot::new("initial_state", "(B, D, N)").wide(),
         Slot::new("dt", "(B, D)"),
         Slot::new("A", "(D, N)").wide(),
-        // Each has groups of its own, which the scan proves.
+        // B and C may have different numbers of groups, which the scan checks.
         Slot::new("B", "(B, N) | (B, G, N)").loose(),
         Slot::new("C", "(B, N) | (B, G, N)").loose(),
         Slot::new("D", "(D)").wide().optional(),
@@ -59,7 +59,7 @@ impl Op for SelectiveStateUpdate {
             .map_err(|error| as_update(error, inputs))
     }
 
-    // The scan reads and writes plain memory by its problem's sizes, not by the shapes here.
+    // No reshape is needed: the scan's kernels address memory by the sizes in `problem`, not by shapes.
     fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
         SelectiveScan::cpu(problem, inputs, outputs, exec)
     }
@@ -95,7 +95,7 @@ fn with_time(name: &str, spec: &Spec) -> Result<Spec> {
     }
 }
 
-/// Puts an error of the scan's checks in this op's terms: shapes without time.
+/// Restates a shape error of the scan's checks with the shapes of this op, which have no time axis.
 fn as_update(error: Error, inputs: &Named<Spec>) -> Error {
     let slot = SelectiveStateUpdate::INPUTS.iter().find(|slot| *slot.name == *error.argument);
     match (slot, inputs.find(&error.argument)) {

@@ -1,34 +1,34 @@
-//! One step of each scan, on vectors: what the walk over time in [`super::walk`] is made of.
+//! One step of each scan, on vectors: the operations of the walk over time in [`super::walk`].
 
 use crate::cpu::Vector;
 
-/// A scan as the walk sees it. A step reads `IN` numbers, carries `N` on and gives `OUT`; a stretch of time as a
-/// whole is `T` numbers.
+/// The operations of a scan. A step reads `IN` vectors, carries `N` vectors to the next step and has `OUT` results; the
+/// total of a range of steps is `T` vectors.
 ///
-/// All is `#[inline(always)]` and passes vectors through no closure: see [`crate::cpu::level::Work`].
+/// All methods are `#[inline(always)]` and pass no vector through a closure: see [`crate::cpu::level::Work`].
 pub trait Steps<const IN: usize, const N: usize, const T: usize, const OUT: usize>: Copy + Sync {
-    /// The default initial state.
+    /// The scan's result before its first step without an initial state.
     const FIRST: f64;
 
-    /// The carry into the first step from an initial state in the callers' form.
+    /// The carry into the first step, from the caller's initial state.
     fn start<V: Vector>(self, given: V) -> [V; N];
     /// The carry into the first step without an initial state.
     fn neutral<V: Vector>(self) -> [V; N];
-    /// A step: its carry and its result. `before` is the result of the scan before this step.
+    /// Advances by a step: the new carry, and the results. `before` is the scan's result before this step.
     fn step<V: Vector>(self, state: [V; N], read: [V; IN], before: V) -> ([V; N], [V; OUT]);
-    /// The last state, from the carry at the end; `first` is the initial state.
+    /// The last state, from the carry after the last step; `first` is the initial state.
     fn last<V: Vector>(self, state: [V; N], first: V) -> V;
 
-    /// No time at all.
+    /// The total of an empty range of steps.
     fn identity<V: Vector>(self) -> [V; T];
-    /// A stretch of time and one step more.
+    /// A total, extended by one step.
     fn extend<V: Vector>(self, stretch: [V; T], read: [V; IN], before: V) -> [V; T];
-    /// The carry after a stretch of time.
+    /// The carry after the steps of a total.
     fn after<V: Vector>(self, state: [V; N], stretch: [V; T]) -> [V; N];
 }
 
-/// `[sum, error]` with one number more, where `sum + error` is the exact sum as far as the pair can hold it
-/// (Knuth's two-sum). An infinite sum has no error.
+/// Adds `term` to `[sum, error]`, where `sum + error` is the exact sum as far as the pair can hold it (Knuth's
+/// two-sum). An infinite sum has no error.
 #[inline(always)]
 fn add<V: Vector>([sum, error]: [V; 2], term: V) -> [V; 2] {
     let total = sum.add(term);
@@ -44,7 +44,7 @@ fn zero_or_nan<V: Vector>(v: V) -> V {
     finite.sub(finite)
 }
 
-/// `exp(a - b)`, where equal infinities are no distance apart.
+/// `exp(a - b)`, or 1 for equal infinities.
 #[inline(always)]
 fn ratio<V: Vector>(a: V, b: V) -> V {
     let (distance, none) = (a.sub(b), zero_or_nan(a).add(zero_or_nan(b)));
@@ -55,8 +55,8 @@ fn ratio<V: Vector>(a: V, b: V) -> V {
 #[derive(Clone, Copy)]
 pub struct Product;
 
-/// A stretch is a factor and a power of [`STEP`]: it may be larger or smaller by far than any number of the type,
-/// and the state before it the other way round.
+/// The total of a product is kept as a factor times a power of [`STEP`], since it may overflow or underflow the type
+/// although its product with the state before it does not.
 const STEP: f64 = (1u64 << 40) as f64;
 const POWERS: usize = 26;
 
@@ -117,7 +117,7 @@ impl Steps<1, 1, 2, 1> for Product {
     }
 }
 
-/// Its gradient, of `gamma` and `dy`: carries `gamma T`.
+/// The gradient of [`Product`]: reads `gamma` and `dy`, carries `gamma T`.
 #[derive(Clone, Copy)]
 pub struct ProductGradient;
 
@@ -244,7 +244,7 @@ impl Steps<1, 2, 2, 2> for ExpProduct {
     }
 }
 
-/// Its gradient, of `gamma`, `dy` and `dlog_y`: carries `f T` and the sum of `dlog_y`.
+/// The gradient of [`ExpProduct`]: reads `gamma`, `dy` and `dlog_y`, carries `f T` and the sum of `dlog_y`.
 #[derive(Clone, Copy)]
 pub struct ExpProductGradient {
     pub floor: f64,
@@ -297,7 +297,7 @@ impl Steps<3, 3, 4, 1> for ExpProductGradient {
     }
 }
 
-/// `y = max + ln(sum)`, with `sum` of the exponentials of how far each `x` is below the largest.
+/// `y = max + ln(sum)`, where `max` is the largest `x` and `sum` adds up `exp(x - max)`.
 #[derive(Clone, Copy)]
 pub struct LogSumExp;
 
@@ -325,7 +325,7 @@ impl Steps<1, 3, 3, 1> for LogSumExp {
     fn identity<V: Vector>(self) -> [V; 3] {
         [V::constant(f64::NEG_INFINITY), V::zero(), V::zero()]
     }
-    // One of the two exponentials that `after` has is always 1 here.
+    // One exponential instead of the two of `after`: that of the larger of `max` and `x` is 1.
     #[inline(always)]
     fn extend<V: Vector>(self, [max, sum, error]: [V; 3], [x]: [V; 1], _before: V) -> [V; 3] {
         let one = V::constant(1.0);
@@ -344,7 +344,7 @@ impl Steps<1, 3, 3, 1> for LogSumExp {
     }
 }
 
-/// Its gradient, of `x`, `y` and `dy`: carries `exp(y[t-1] - y[t]) G`.
+/// The gradient of [`LogSumExp`]: reads `x`, `y` and `dy`, carries `exp(y[t-1] - y[t]) G`.
 #[derive(Clone, Copy)]
 pub struct LogSumExpGradient;
 

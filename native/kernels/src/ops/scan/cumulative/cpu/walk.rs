@@ -1,8 +1,8 @@
-//! The walk over time that all scans share: rows of channels side by side, a channel a lane.
+//! The walk over time that all scans share: each lane is a channel of a row.
 //!
-//! Few rows of few channels do not keep all threads busy, so their time is cut into chunks. One pass composes each
-//! chunk as a whole, and a second one walks through it from the composition of the chunks before it. Whether and where
-//! time is cut depends on the sizes alone, so the number of threads changes no bit.
+//! Few rows of few channels do not keep all threads busy, so their time is cut into chunks. A first pass computes the
+//! total of each chunk, and a second one scans the chunk from the composed totals of the chunks before it. Whether and
+//! where time is cut depends on the sizes alone, so results do not depend on the number of threads.
 
 use super::steps::Steps;
 use crate::cpu::pool::{self, Shared};
@@ -11,17 +11,17 @@ use crate::cpu::{Exec, Real, Storage, Vector, Work, line, prefetch, prefetch_to_
 use crate::error::Result;
 use std::ops::Range;
 
-/// How many bytes ahead inputs and outputs are prefetched, and how many rows at least.
+/// Distance of prefetches of inputs and outputs: in bytes, and in rows at least.
 const AHEAD: usize = 4096;
 const ROWS_AHEAD: usize = 4;
 
-/// Wider strips would push their states out of the first-level cache.
+/// The most channels of a strip, whose states should stay in the first-level cache.
 const WIDEST: usize = 2048;
 
-/// Channels of all rows that keep any number of threads busy, so that time is not split.
+/// Channels of all rows from which on time is not split, as they keep any number of threads busy.
 const MANY: usize = 2048;
 
-/// Elements of a chunk of time, which stay in the second-level cache from pass to pass.
+/// Elements of a chunk of time, which should stay in the second-level cache between the two passes.
 const CHUNK: usize = 1 << 14;
 
 /// A tensor to read: in the storage type, in that of the arithmetic, or all zeros.
@@ -87,12 +87,12 @@ pub struct Walk<'a, S: Storage, K, const IN: usize, const OUT: usize> {
     pub rows: usize,
     pub length: usize,
     pub width: usize,
-    /// Whether time runs from the end.
+    /// Whether time runs from the last step to the first.
     pub back: bool,
-    /// The states that it starts from, (rows, width).
+    /// The initial states, (rows, width).
     pub start: Option<&'a [S::Wide]>,
     pub inputs: [Read<'a, S>; IN],
-    /// The scan's values before each step, for a gradient: its results, and the initial state.
+    /// For a gradient, the results of the scan and its initial state: its values before each step.
     pub before: Read<'a, S>,
     pub first: Option<&'a [S::Wide]>,
     pub outputs: [Write<'a, S>; OUT],
@@ -100,7 +100,7 @@ pub struct Walk<'a, S: Storage, K, const IN: usize, const OUT: usize> {
     pub last: Option<Shared<'a, S::Wide>>,
 }
 
-/// Some channels of a row over some steps.
+/// A range of channels of a row over a range of steps.
 #[derive(Clone)]
 struct Part {
     row: usize,
@@ -109,7 +109,7 @@ struct Part {
 }
 
 impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
-    /// Runs it.
+    /// Runs the scan, in chunks of time where there are too few channels.
     pub fn run<const N: usize, const T: usize>(&self, exec: &Exec) -> Result<()>
     where
         K: Steps<IN, N, T, OUT>,
@@ -146,7 +146,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         let mut totals = vec![zero; self.rows * chunks * T * self.width];
         let mut states = vec![zero; self.rows * chunks * N * self.width];
         let (all_totals, all_states) = (Shared::new(&mut totals), Shared::new(&mut states));
-        // SAFETY: each chunk of each row has its own.
+        // SAFETY: each chunk of each row has a part of its own.
         let totals_of =
             |row: usize, c: usize| unsafe { all_totals.part((row * chunks + c) * T * self.width, T * self.width) };
         // SAFETY: as above.
@@ -179,20 +179,20 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         pool::for_each(threads, self.rows * chunks, |i| through(i / chunks, i % chunks))
     }
 
-    /// Where the channels of a part lie in a tensor of one row.
+    /// The range of `channels` of a row in a tensor (rows, width).
     fn state(&self, row: usize, channels: &Range<usize>) -> Range<usize> {
         let start = row * self.width;
         start + channels.start..start + channels.end
     }
 
-    /// Where the channels of a part lie after `step` steps, in the direction of the scan.
+    /// The offset of a part's channels at a step, counted in the direction of the walk.
     #[inline(always)]
     fn at(&self, part: &Part, step: usize) -> usize {
         let time = if self.back { self.length - 1 - step } else { step };
         (part.row * self.length + time) * self.width + part.channels.start
     }
 
-    /// The scan's result before this step: one step ahead, since the gradient runs in reverse.
+    /// The scan's result before this step. The gradient walks in reverse, so this is the result of its next step.
     #[inline(always)]
     fn before<V: Vector<Element = S::Wide>>(&self, part: &Part, step: usize, i: usize, first: &[V]) -> V {
         match self.before {
@@ -202,7 +202,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         }
     }
 
-    /// Vector `i` of a row that starts there.
+    /// The range of vector `i` of a part's channels, which start at offset `row`.
     #[inline(always)]
     fn lanes<V: Vector>(&self, part: &Part, row: usize, i: usize) -> Range<usize> {
         row + i * V::LANES..row + part.channels.len().min((i + 1) * V::LANES)
@@ -219,7 +219,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
         read
     }
 
-    /// Prefetches what will be read and written some rows later.
+    /// Prefetches inputs, and with `write` outputs, some rows ahead; once for each cache line.
     #[inline(always)]
     fn ask<V: Vector>(&self, at: usize, write: bool) {
         if at % line::<S>() >= V::LANES {
@@ -261,7 +261,7 @@ impl<S: Storage, K, const IN: usize, const OUT: usize> Walk<'_, S, K, IN, OUT> {
     }
 }
 
-/// Vectors of `N` numbers out of `N` rows of the width of a tensor.
+/// Loads `N` rows of `width` elements, as `N` vectors for each vector of channels.
 #[inline(always)]
 fn load<V: Vector, const N: usize>(from: &[V::Element], width: usize) -> Vec<[V; N]> {
     let mut states = vec![[V::zero(); N]; width.div_ceil(V::LANES)];
@@ -273,7 +273,7 @@ fn load<V: Vector, const N: usize>(from: &[V::Element], width: usize) -> Vec<[V;
     states
 }
 
-/// The way back.
+/// Stores such vectors as `N` rows: the inverse of [`load`].
 #[inline(always)]
 fn store<V: Vector, const N: usize>(states: &[[V; N]], to: &mut [V::Element], width: usize) {
     for (k, row) in to.chunks_exact_mut(width).enumerate() {
@@ -283,7 +283,7 @@ fn store<V: Vector, const N: usize>(states: &[[V; N]], to: &mut [V::Element], wi
     }
 }
 
-/// Walks through a part, from the start or from the states that are given.
+/// Scans a part, from the initial state or from the given states.
 struct Through<'w, 'a, S: Storage, K, const IN: usize, const OUT: usize, const N: usize, const T: usize> {
     walk: &'w Walk<'a, S, K, IN, OUT>,
     part: Part,
@@ -325,13 +325,13 @@ impl<S: Storage, K: Steps<IN, N, T, OUT>, const IN: usize, const OUT: usize, con
                 *seen = walk.scan.last(*state, *seen);
             }
             let at = walk.state(part.row, &part.channels);
-            // SAFETY: nor of (row, channel).
+            // SAFETY: parts with the last step share no element of (row, channel).
             strips::store(&seen, unsafe { last.part(at.start, at.len()) });
         }
     }
 }
 
-/// Composes a part as a whole.
+/// Computes the total of a part.
 struct Total<'w, 'a, S: Storage, K, const IN: usize, const OUT: usize, const N: usize, const T: usize> {
     walk: &'w Walk<'a, S, K, IN, OUT>,
     part: Part,
@@ -364,7 +364,7 @@ impl<S: Storage, K: Steps<IN, N, T, OUT>, const IN: usize, const OUT: usize, con
 /// The states before a chunk, and its total.
 type Chunk<'w, S> = (&'w [<S as Storage>::Wide], &'w [<S as Storage>::Wide]);
 
-/// The states before a chunk: those before the one before it, and that one as a whole.
+/// Computes the states before a chunk from those before the previous chunk and that chunk's total.
 struct Compose<'w, 'a, S: Storage, K, const IN: usize, const OUT: usize, const N: usize, const T: usize> {
     walk: &'w Walk<'a, S, K, IN, OUT>,
     row: usize,
