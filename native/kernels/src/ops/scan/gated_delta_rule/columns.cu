@@ -1,9 +1,9 @@
-// The recurrence, and the one of its cotangents: everything that needs sums over the keys. A warp holds some columns of a
-// head's state in registers: LANES lanes share a column, ROWS rows each, and each lane has EACH columns.
-//   WANTED           0: y and last_state; 1: e, and states after chunks; 2: de, and products at the ends of chunks
-//   VECTOR           whether a lane's columns of a state are one vector in memory
-// Limits: a step waits for a sum over LANES lanes, and takes 4 ROWS EACH multiply-adds of a warp. With 8 warps on a
-// multiprocessor the multiply-adds are the limit; with fewer heads the time of one step after the other is.
+// The recurrence and that of its cotangents: the passes that sum over keys. A warp holds some columns of a head's state
+// in registers: LANES lanes share a column, ROWS rows each, and each lane has EACH columns.
+//   WANTED           0: y and last_state; 1: e, and states after chunks; 2: de, and sum G S at the ends of chunks
+//   VECTOR           whether a lane's columns of a state are loaded and stored as one vector
+// Limits: a step takes 4 ROWS EACH multiply-adds of a warp, and waits for a sum over LANES lanes. With 8 warps on a
+// multiprocessor the multiply-adds are the limit; with fewer heads it is the latency of one step after the other.
 
 constexpr int PADDED = LANES * ROWS;
 constexpr int OF_WARP = 32 / LANES * EACH, COLUMNS = WORKERS * OF_WARP;
@@ -14,7 +14,7 @@ struct alignas(16) Stage {
     REAL decay[STEPS], beta[STEPS];
 };
 
-// The columns of a block.
+// The head of a block, and its block of columns.
 struct Part {
     Head head;
     int block;
@@ -25,7 +25,8 @@ __device__ __forceinline__ Part part(const Params& p) {
     return {{head / p.heads, head % p.heads}, (int)(blockIdx.x % p.blocks)};
 }
 
-// Reads a row of q or k, whose numbers are spread over the lanes of a warp; returns the factor that makes its length 1.
+// Reads a row of q or k, its elements spread over the lanes of a warp; returns the inverse of its norm, or 1 without
+// NORM.
 __device__ __forceinline__ REAL read_key(REAL (&row)[PADDED / 32], const STORAGE* from, int keys) {
     REAL square = 0;
 #pragma unroll
@@ -75,14 +76,14 @@ struct State {
     REAL s[ROWS][EACH];
 };
 
-// The lane's share of rows, its first column in the block, and in the head.
+// The lane's rank among those that share its column; its first column in the block, and in the head.
 __device__ __forceinline__ int share() { return threadIdx.x % LANES; }
 __device__ __forceinline__ int first_column() {
     return threadIdx.x / 32 * OF_WARP + threadIdx.x % 32 / LANES * EACH;
 }
 __device__ __forceinline__ int first_column(const Part& at) { return at.block * COLUMNS + first_column(); }
 
-// The key of a lane's row: four in a row, then those of the other lanes.
+// The key of a lane's row: groups of four successive keys, for vector loads, alternate between the lanes of a column.
 __device__ __forceinline__ int key_of(int row) { return 4 * (share() + LANES * (row / 4)) + row % 4; }
 
 template <int N>
@@ -90,7 +91,8 @@ struct alignas(N * sizeof(REAL)) Vector {
     REAL of[N];
 };
 
-// Calls `use` with each number of the lane's that is there, its row, its column and its place in a state.
+// Calls `use` with each of the lane's elements within the head's state: its row, its column and its offset in the
+// states.
 template <class Use>
 __device__ __forceinline__ void each_there(const Params& p, const Part& at, Use use) {
     int first = first_column(at);
@@ -102,7 +104,7 @@ __device__ __forceinline__ void each_there(const Params& p, const Part& at, Use 
                 use(row, c, of_state(p, at.head) + (i64)key_of(row) * p.values + first + c);
 }
 
-// Likewise with each row of a lane's columns, which are all there or none.
+// Calls `use` with each of the lane's rows within the state. With VECTOR either all columns of a lane exist or none.
 template <class Use>
 __device__ __forceinline__ void each_row_there(const Params& p, const Part& at, Use use) {
     if (first_column(at) >= p.values) return;
@@ -137,13 +139,13 @@ __device__ __forceinline__ void store(const State& state, REAL* to, const Params
     else each_there(p, at, [&](int row, int c, i64 place) { to[place] = state.s[row][c]; });
 }
 
-// A lane's rows of q or k.
+// Loads a lane's rows of q or k.
 __device__ __forceinline__ void load_rows(REAL (&rows)[ROWS], const REAL* from) {
 #pragma unroll
     for (int row = 0; row < ROWS; row += 4) load_four(rows + row, from + key_of(row));
 }
 
-// For each of the lane's columns the sum over all rows of the state times a key.
+// For each of the lane's columns the product of the state and a key, summed over all lanes of the column.
 __device__ __forceinline__ void read_out(REAL (&sums)[EACH], const State& state, const REAL (&key)[ROWS]) {
 #pragma unroll
     for (int c = 0; c < EACH; c++) sums[c] = 0;
@@ -165,7 +167,7 @@ __device__ __forceinline__ void add(State& state, REAL decay, const REAL (&key)[
         for (int c = 0; c < EACH; c++) state.s[row][c] = fma(key[row], input[c], decay * state.s[row][c]);
 }
 
-// Writes numbers of a lane's columns at a step, which all lanes of a column have.
+// Writes a step's values of a lane's columns. All lanes of a column hold them, and the first one writes.
 template <class T>
 __device__ __forceinline__ void write(T* to, const REAL (&values)[EACH], const Params& p, const Part& at, i64 t) {
     if (share() != 0) return;
@@ -193,7 +195,8 @@ __device__ __forceinline__ void go_forwards(State& state, const Stage& stage, in
     }
 }
 
-// From the cotangent of the state after the step, as far as it comes from later steps, to that of the state before.
+// One step backwards. On entry `carry` is the cotangent of the state after the step, as far as it comes from later
+// steps; on return it is that of the state before the step.
 __device__ __forceinline__ void go_backwards(State& carry, const Stage& stage, int step, const Params& p, const Part& at,
                                              i64 t) {
     REAL key[ROWS], sums[EACH], decay = stage.decay[step];
@@ -209,14 +212,14 @@ __device__ __forceinline__ void go_backwards(State& carry, const Stage& stage, i
     add(carry, decay, key, sums);
 }
 
-// Where the state after a chunk of a head would start if the head were the first one, which load and store count from:
-// states lie by batch, head and chunk.
+// The base from which `load` and `store`, which add the head's offset, reach the state after a chunk. p.ends is ordered
+// by batch, head and chunk.
 __device__ __forceinline__ REAL* after_chunk(const Params& p, const Part& at, i64 chunk) {
     i64 head = at.head.batch * p.heads + at.head.index;
     return p.ends + (head * p.chunks + chunk) * p.keys * p.values - of_state(p, at.head);
 }
 
-// The product of the cotangent and the state after a chunk, summed over the warp's columns.
+// The inner product of the cotangent and the state after a chunk, over the warp's columns.
 __device__ __forceinline__ void multiply_end(const State& carry, const Params& p, const Part& at, i64 chunk) {
     const REAL* after = after_chunk(p, at, chunk);
     REAL sum = 0;

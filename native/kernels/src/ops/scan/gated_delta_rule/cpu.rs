@@ -1,9 +1,10 @@
-//! The recurrence on the CPU: lanes are columns of the state. A head goes through tiles of time, piece by piece: a piece is
-//! two vectors of columns, whose rows stay in the first-level cache while all steps of the tile pass.
+//! The recurrence on the CPU: lanes are columns of the state. A head advances through tiles of time, and in each of
+//! them piece by piece: a piece is two vectors of columns, whose rows stay in the first-level cache for all steps of
+//! the tile.
 //!
-//! A step goes over a piece once: it adds the step's product, and reads out the state for the next step's `k` and `q`. So a
-//! vector of the state takes a multiplication, three multiply-adds, a load and a store a step, which is twice what one
-//! product with the state takes.
+//! A step goes over a piece once: it adds the step's outer product, and multiplies the state by the next step's `k` and
+//! `q`. So a vector of the state takes a multiplication, three multiply-adds, a load and a store a step, which is twice
+//! what one product with the state takes.
 
 mod backward;
 mod piece;
@@ -23,7 +24,7 @@ use tile::Tile;
 
 /// Steps of a tile: its `q` and `k` fit the second-level cache for all sizes in use.
 const STEPS: usize = 64;
-/// Columns of a piece of work where there are too few heads for all threads.
+/// Columns of a work item where there are too few heads for all threads.
 const FEW_COLUMNS: usize = 32;
 /// Below this many updates of states waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 16;
@@ -48,7 +49,7 @@ fn forward_as<S: Storage>(
     })
 }
 
-/// Some columns of a head.
+/// A range of columns of a head.
 #[derive(Clone)]
 struct Head {
     batch: usize,
@@ -82,7 +83,7 @@ impl<'a, S: Storage> Given<'a, S> {
         })
     }
 
-    /// Calls `work` with heads that together are all columns of all heads.
+    /// Calls `work` with ranges that together cover all columns of all heads.
     fn for_each_head(&self, exec: &Exec, work: impl Fn(Head) + Send + Sync) -> Result<()> {
         let Problem { batch, length, heads, values, .. } = *self.problem;
         let threads = pool::worth(exec.threads, batch * length * heads * self.problem.state(), WORTH_SHARING);
@@ -95,20 +96,20 @@ impl<'a, S: Storage> Given<'a, S> {
         })
     }
 
-    /// Where a step of a head lies in `beta` and `g`.
+    /// The offset of a step of a head in `beta` and `g`.
     #[inline(always)]
     fn step_offset(&self, head: &Head, t: usize) -> usize {
         (head.batch * self.problem.length + t) * self.problem.heads + head.index
     }
 
-    /// Where a head's key lies at a step, in sequences like `q`.
+    /// The offset of a step of a head's group in `q` and `k`.
     #[inline(always)]
     fn key_offset(&self, head: &Head, t: usize) -> usize {
         let Problem { length, groups, keys, .. } = *self.problem;
         ((head.batch * length + t) * groups + head.index / self.problem.heads_per_group()) * keys
     }
 
-    /// Where the state of a head starts.
+    /// The offset of a head's state.
     fn state_offset(&self, head: &Head) -> usize {
         (head.batch * self.problem.heads + head.index) * self.problem.state()
     }
@@ -119,7 +120,7 @@ impl<'a, S: Storage> Given<'a, S> {
         (0..length.div_ceil(steps)).map(move |i| i * steps..length.min((i + 1) * steps))
     }
 
-    /// The columns of a head in a state of all heads, piece by piece; zeros without one.
+    /// A head's columns of `states`, ordered by piece, then row; zeros without `states`.
     #[inline(always)]
     fn pieces<V: Vector<Element = S::Wide>>(&self, head: &Head, states: Option<&[S::Wide]>) -> Vec<V> {
         let Problem { keys, values, .. } = *self.problem;
@@ -137,7 +138,7 @@ impl<'a, S: Storage> Given<'a, S> {
     }
 }
 
-/// Writes the columns of a head to a state of all heads.
+/// Writes a head's columns, ordered by piece, then row, to the states of all heads.
 ///
 /// # Safety
 /// No other part of these columns may be alive.
@@ -190,7 +191,7 @@ impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
 }
 
 impl<S: Storage> Forward<'_, S> {
-    /// Takes a piece through a tile that starts at step `start`, and writes `y` of its columns.
+    /// Advances a piece over a tile that starts at step `start`, and writes `y` of its columns.
     #[inline(always)]
     fn advance<V: Vector<Element = S::Wide>, const N: usize>(
         &self,

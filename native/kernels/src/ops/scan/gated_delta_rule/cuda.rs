@@ -15,11 +15,12 @@ const COLUMNS: Source<Params> =
 
 /// Steps between states that the gradient keeps.
 const CHUNK: usize = 64;
-/// Warps of a block that fetch what the steps take.
+/// Warps of a block that fetch the inputs of steps.
 const FETCHERS: usize = 4;
 /// The most steps of a stage.
 const MOST_STEPS: usize = 16;
-/// Bytes of shared memory of a block, if a stage of one step fits: two blocks share a multiprocessor with any cache.
+/// The most bytes of shared memory that stages of several steps take: little enough that two blocks share a
+/// multiprocessor, however large its cache.
 const SHARED: usize = 48 << 10;
 
 params! {
@@ -44,12 +45,12 @@ params! {
         dinitial: u64 as "REAL*",
         errors: u64 as "REAL*",    // e (B, L, H, V)
         derrors: u64 as "REAL*",   // de
-        q_factors: u64 as "REAL*", // what q is divided by (B, L, G), inverted
+        q_factors: u64 as "REAL*", // inverse norms of q (B, L, G)
         k_factors: u64 as "REAL*",
         sums: [u64; 3] as "REAL*", // S dy and both parts of dk (slices, B, L, H, K)
         ends: u64 as "REAL*",      // states after chunks (B, H, chunks, K, V)
-        products: u64 as "REAL*",  // of those and their cotangents, by warps (B, H, chunks, products_each)
-        changes: u64 as "REAL*",   // dg of a step less that of the step after (B, L, H)
+        products: u64 as "REAL*",  // inner products of `ends` and cotangents, by warp (B, H, chunks, products_each)
+        changes: u64 as "REAL*",   // dg[t] - dg[t+1] (B, L, H)
         length: i64,
         chunks: i64,
         batch: i32,
@@ -57,14 +58,14 @@ params! {
         groups: i32,
         keys: i32,
         values: i32,
-        blocks: i32, // of a head's columns
+        blocks: i32, // blocks of a head's columns
         slices: i32,
         products_each: i32,
         scale: f64,
     }
 }
 
-/// A call whose buffers are known.
+/// A call with the addresses of its buffers.
 struct Call<'a> {
     problem: &'a Problem,
     lane: &'a Lane,
@@ -76,14 +77,14 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     Call::new(problem, inputs, outputs, lane)?.columns(Wanted::Outputs)
 }
 
-/// What the kernel of columns writes.
+/// The outputs of `columns.cu`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     /// `y` and the last state.
     Outputs,
     /// `e`, and states after chunks.
     Errors,
-    /// `de`, and products at the ends of chunks.
+    /// `de`, and inner products of states and cotangents at the ends of chunks.
     Cotangents,
 }
 
@@ -129,16 +130,16 @@ impl<'a> Call<'a> {
         Ok(Call { problem, lane, params })
     }
 
-    /// The options that all kernels have.
+    /// The compiler options of all kernels.
     fn options(&self) -> String {
         let Problem { qk_l2norm, dtype, .. } = *self.problem;
-        // Blocks of columns find the norms; without values there is no such block, and all sums are zero.
+        // `columns.cu` computes the norms. Without values it has no blocks, and all sums are zero.
         let norm = qk_l2norm && self.problem.values > 0;
         let (gate, norm) = (u32::from(self.params.g != 0), u32::from(norm));
         format!("{} -DCHUNK={CHUNK} -DEPS={EPS:e} -DGATE={gate} -DNORM={norm}", types(dtype))
     }
 
-    /// Queues the kernel of columns.
+    /// Queues `columns.cu`.
     fn columns(&self, wanted: Wanted) -> Result<()> {
         let columns = Columns::new(self.problem, self.lane);
         let Columns { lanes, rows, each, workers, blocks } = columns;
@@ -157,8 +158,8 @@ impl<'a> Call<'a> {
         self.staged(&COLUMNS, &options, batch * heads * blocks, [workers, of_step])
     }
 
-    /// Queues blocks that go through time in stages, with `workers` warps besides those that fetch, and with that many
-    /// numbers of a step.
+    /// Queues blocks that go through time in stages, with `workers` warps besides those that fetch. A step takes
+    /// `of_step` elements of shared memory.
     fn staged(
         &self,
         source: &Source<Params>,
@@ -180,8 +181,8 @@ impl<'a> Call<'a> {
         }
         let all = format!("{} -DWORKERS={workers} -DFETCHERS={FETCHERS} -DSTEPS={steps} {options}", self.options());
         let (kernel, threads) = (device.kernel(source, &all)?, 32 * (workers + FETCHERS) as u32);
-        // SAFETY: the op's checks prove the sizes of its tensors, and the others are made for them; two stages are what
-        // the kernel uses of shared memory.
+        // SAFETY: the op's checks prove the sizes of its tensors, and temporary buffers are allocated for them; the
+        // kernel uses shared memory for two stages.
         unsafe {
             self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], threads, stages(steps) as u32, &self.params)
         }
@@ -202,11 +203,12 @@ struct Columns {
 }
 
 impl Columns {
-    /// As many columns to a lane as leave a block for each multiprocessor: a lane reads keys once for all its columns.
+    /// Takes as many columns per lane as leave a block for each multiprocessor, since a lane reads keys once for all
+    /// its columns.
     fn new(problem: &Problem, lane: &Lane) -> Columns {
         let lanes = [8, 16].into_iter().find(|lanes| problem.keys <= 16 * lanes).unwrap_or(32);
         let rows = 4 * problem.keys.div_ceil(4 * lanes).max(1);
-        // Registers that hold a state.
+        // The most elements of a state in the registers of a lane.
         let most = if problem.dtype == DType::F64 { 32 } else { 64 };
         let all =
             [4, 2].into_iter().filter(|each| each * rows <= most).map(|each| Columns::of([lanes, rows, each], problem));

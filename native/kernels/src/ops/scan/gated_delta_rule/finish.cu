@@ -1,6 +1,6 @@
-// The gradients of a step: those of a group's q and k, and those of its heads' v and beta. A warp for each group and step.
-//   EACH             keys of a lane, at least
-// With GATE p.changes gets what dg changes by at the step: y . dy - dv . v.
+// The gradients of a step: of a group's q and k, and of its heads' v and beta. A warp for each group and step.
+//   EACH             keys of a lane, rounded up
+// With GATE it also writes p.changes, dg[t] - dg[t+1] = y . dy - dv . v.
 
 __device__ __forceinline__ REAL warp_sum(REAL sum) {
 #pragma unroll
@@ -8,10 +8,10 @@ __device__ __forceinline__ REAL warp_sum(REAL sum) {
     return sum;
 }
 
-// The key of a lane's n-th number.
+// The key of a lane's n-th element.
 __device__ __forceinline__ int key_of(int n) { return threadIdx.x % 32 + 32 * n; }
 
-// Adds a kind of sums of a step of a head, over all slices.
+// Adds p.sums[kind] of a step of a head, over all slices.
 __device__ __forceinline__ void add(REAL (&to)[EACH], const Params& p, int kind, i64 step) {
     i64 slice = (i64)p.batch * p.length * p.heads * p.keys;
 #pragma unroll
@@ -27,13 +27,13 @@ __device__ __forceinline__ REAL dot(const REAL (&a)[EACH], const REAL (&b)[EACH]
     return warp_sum(sum);
 }
 
-// q or k as the formula has it.
+// Loads q or k times the factor that normalizes it.
 __device__ __forceinline__ void load(REAL (&to)[EACH], const STORAGE* from, REAL factor, int keys) {
 #pragma unroll
     for (int n = 0; n < EACH; n++) to[n] = key_of(n) < keys ? widen(from[key_of(n)]) * factor : (REAL)0;
 }
 
-// Writes dq or dk. `sums` is the gradient of `unit`, which is `x * factor` where NORM asks for it.
+// Writes dq or dk. `sums` is the gradient of `unit`, which with NORM is the normalized input, `x * factor`.
 __device__ __forceinline__ void write(STORAGE* to, const REAL (&sums)[EACH], const REAL (&unit)[EACH], REAL factor,
                                       int keys) {
     REAL along = NORM ? dot(sums, unit) : (REAL)0;

@@ -1,5 +1,5 @@
-// dg from its value at the first step after each chunk, or that of the last state, and from what it changes by at each step.
-// A warp for each chunk of a head.
+// dg, from its value after each chunk, the sum of p.products, and the suffix sums of p.changes within the chunk. A warp
+// for each chunk of a head.
 
 extern "C" __global__ void gated_delta_gates(Params p) {
     i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;

@@ -24,9 +24,10 @@
 //!
 //! `dq` and `dk` sum over the heads of a group; where `z = x / sqrt(x . x + 1e-6)`, `dx = (dz - z (z . dz)) /
 //! sqrt(x . x + 1e-6)`. Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and
-//! outputs are rounded once. All sums are done in an order that depends on the sizes alone (on a GPU, on it too).
+//! outputs are rounded once. The order of all sums depends on the sizes alone (on a GPU, also on its model).
 //!
-//! One token of running sequences is a call with a length of 1, from the state that the call before returned.
+//! To decode one token of running sequences, call it with a length of 1 and with the `last_state` of the call before as
+//! `initial_state`.
 
 mod cpu;
 mod cuda;
@@ -82,7 +83,7 @@ impl Problem {
         self.heads / self.groups.max(1)
     }
 
-    /// Numbers of a state.
+    /// Elements of a head's state.
     pub fn state(&self) -> usize {
         self.keys * self.values
     }

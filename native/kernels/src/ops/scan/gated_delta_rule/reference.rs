@@ -29,7 +29,7 @@ fn zero_states(problem: &Problem) -> ArrayD<f64> {
     ArrayD::zeros(&[problem.batch, problem.heads, problem.keys, problem.values][..])
 }
 
-/// `q` or `k` of a step of a head, as the formula has it.
+/// `q` or `k` of a step of a head, normalized with `qk_l2norm`.
 fn key(problem: &Problem, inputs: &Named<ArrayD<f64>>, name: &str, [b, t, h]: [usize; 3]) -> Result<Vec<f64>> {
     let group = h / problem.heads_per_group();
     let x = inputs.get(name)?;
@@ -38,7 +38,7 @@ fn key(problem: &Problem, inputs: &Named<ArrayD<f64>>, name: &str, [b, t, h]: [u
     Ok(x.iter().map(|x| x / length).collect())
 }
 
-/// What `q` and `k` are divided by.
+/// The L2 norm that `q` or `k` is divided by, or 1 without `qk_l2norm`.
 fn length(problem: &Problem, x: &[f64]) -> f64 {
     if problem.qk_l2norm { (x.iter().map(|x| x * x).sum::<f64>() + EPS).sqrt() } else { 1.0 }
 }
@@ -48,7 +48,7 @@ fn decay(inputs: &Named<ArrayD<f64>>, at: [usize; 3]) -> f64 {
     inputs.find("g").map_or(1.0, |g| g[at].exp())
 }
 
-/// `e` of a step whose state before is given.
+/// `e` of a step, from the state before it.
 fn errors(problem: &Problem, inputs: &Named<ArrayD<f64>>, at: [usize; 3], before: &Array2<f64>) -> Result<Vec<f64>> {
     let ([b, t, h], v) = (at, inputs.get("v")?);
     let (k, a) = (key(problem, inputs, "k", at)?, decay(inputs, at));
@@ -122,7 +122,7 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
     Ok(all.into_iter().collect())
 }
 
-/// Turns the gradient of `q` or `k` as the formula has it into that of the input.
+/// Turns the gradient of the normalized `q` or `k` into that of the input `x`.
 fn through_length(problem: &Problem, x: &ArrayD<f64>, gradient: &mut ArrayD<f64>) {
     if !problem.qk_l2norm {
         return;

@@ -1,12 +1,13 @@
-// Gradients of q and k before they are summed over a group: everything that needs sums over the values. Inputs of the states
-// are known here, so that no step waits for sums. A lane holds some columns of a row of a head's state in registers; PARTS
-// lanes next to each other share a row.
+// Gradients of q and k of each head, before they are summed over a group: the passes that sum over values. The inputs
+// of states and cotangents are known by now, so that no step waits for a sum. A lane holds some columns of a row of a
+// head's state in registers; PARTS neighbouring lanes share a row.
 //   COLUMNS, PARTS   columns of a lane, and lanes of a row
 //   ROWS             rows of a block
 //   BACKWARD         0: S dy, and -a S (beta de), which is one half of dk; 1: the other half, G (beta e)
-// Limit: four multiply-adds a number of the state and step, for which a lane also reads 3 numbers for 4 of them.
+// Limit: four multiply-adds for each element of the state and step, for which a lane also loads 3 values from shared
+// memory.
 
-// Parts of a row begin at different banks.
+// Padding, so that the parts of a row begin at different banks.
 constexpr int APART = COLUMNS + 16 / sizeof(REAL);
 
 struct alignas(16) Stage {
@@ -15,7 +16,7 @@ struct alignas(16) Stage {
     REAL decay[STEPS];
 };
 
-// Some rows and columns of a head.
+// The head of a block, its first row and its slice of columns.
 struct Part {
     Head head;
     int row, slice;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part&
 __device__ __forceinline__ int own_row() { return threadIdx.x / PARTS; }
 __device__ __forceinline__ int own_part() { return threadIdx.x % PARTS; }
 
-// Calls `use` with each of the lane's columns that is there, and its place in a state.
+// Calls `use` with each of the lane's columns within the head's state, and its offset in the states.
 template <class Use>
 __device__ __forceinline__ void each_there(const Params& p, const Part& at, Use use) {
     int first = (at.slice * PARTS + own_part()) * COLUMNS;
@@ -80,7 +81,7 @@ __device__ __forceinline__ REAL row_sum(REAL sum) {
     return sum;
 }
 
-// Writes a number of each row to the sums of one kind: by slice, batch, step, head and key.
+// Writes the sum of each row to p.sums[kind], by slice, batch, step, head and key.
 __device__ __forceinline__ void write(REAL sum, int kind, const Params& p, const Part& at, i64 t) {
     sum = row_sum(sum);
     if (own_part() != 0 || at.row + own_row() >= p.keys) return;

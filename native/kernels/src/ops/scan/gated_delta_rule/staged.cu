@@ -1,13 +1,13 @@
-// What the kernels share that take a part of a head's state through time: stages in shared memory, which some warps fill
-// while the others take the stage before through its steps.
+// Shared by the kernels that take a part of a head's state through time: double buffering, with two stages in shared
+// memory. FETCHERS warps fill one of them while WORKERS warps take the state through the other's steps.
 //   WORKERS          warps that hold the state
 //   FETCHERS         warps that fill stages
 //   STEPS            steps of a stage, a power of 2
 //   BACKWARD         whether time runs backwards
-//   GATE, NORM       whether g is there, and whether q and k are divided by their L2 norms
+//   GATE, NORM       whether g is given, and whether q and k are divided by their L2 norms
 
 constexpr int THREADS = 32 * (WORKERS + FETCHERS);
-// Steps of a chunk, at whose start dg is computed from states: see cuda/backward.rs.
+// At the ends of chunks dg is computed from states: see cuda/backward.rs.
 static_assert(CHUNK % STEPS == 0, "chunks consist of whole stages");
 
 // A head of a batch.
@@ -15,17 +15,17 @@ struct Head {
     i64 batch, index;
 };
 
-// Where a step of a head lies in beta and g.
+// The offset of a step of a head in beta and g.
 __device__ __forceinline__ i64 of_step(const Params& p, const Head& at, i64 t) {
     return (at.batch * p.length + t) * p.heads + at.index;
 }
 
-// Where a step of a head's group lies among rows of q and k.
+// The index of a step of a head's group among the rows of q and k.
 __device__ __forceinline__ i64 of_group(const Params& p, const Head& at, i64 t) {
     return (at.batch * p.length + t) * p.groups + at.index / (p.heads / p.groups);
 }
 
-// Where the state of a head starts.
+// The offset of a head's state.
 __device__ __forceinline__ i64 of_state(const Params& p, const Head& at) {
     return (at.batch * p.heads + at.index) * p.keys * p.values;
 }
@@ -35,7 +35,7 @@ __device__ __forceinline__ double decay(double g) { return exp(g); }
 
 __device__ __forceinline__ REAL decay(const Params& p, i64 step) { return GATE ? decay(p.g[step]) : (REAL)1; }
 
-// Four numbers, at an address that 16 divides.
+// Loads four elements from an address aligned to 16 bytes.
 __device__ __forceinline__ void load_four(float* to, const float* from) {
     float4 four = *(const float4*)from;
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
@@ -51,7 +51,7 @@ __device__ __forceinline__ REAL warp_sum(REAL sum) {
     return sum;
 }
 
-// The n-th stage of time, in the order in which they are taken, and its number of steps.
+// The n-th stage in the order of processing; the number of steps of a stage.
 __device__ __forceinline__ i64 nth_stage(const Params& p, i64 n) {
     return BACKWARD ? (p.length + STEPS - 1) / STEPS - 1 - n : n;
 }
@@ -60,8 +60,8 @@ __device__ __forceinline__ int steps_of(const Params& p, i64 stage) {
     return left < STEPS ? left : STEPS;
 }
 
-// Takes all stages, of which two are in shared memory at a time. `fetch` fills a stage, each of its warps some of the steps,
-// and `work` takes the state through it.
+// Processes all stages. `fetch` fills a stage, whose steps the fetching warps share, and `work` takes the state through
+// it.
 template <class Stage, class Fetch, class Work>
 __device__ __forceinline__ void through_time(const Params& p, Stage* stages, Fetch fetch, Work work) {
     bool fetches = threadIdx.x >= 32 * WORKERS;

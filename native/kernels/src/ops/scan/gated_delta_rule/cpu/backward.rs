@@ -1,9 +1,10 @@
-//! The gradient on the CPU. A head first goes forwards to the states at the tiles' starts, then through the tiles
-//! backwards. In a tile each piece goes forwards again, its states are kept for all steps, and backwards with its
-//! cotangents. `dq` and `dk` sum over columns lane by lane, and over lanes once all pieces of a tile are done.
+//! The gradient on the CPU. For each head a first pass keeps the states at the starts of tiles; then the tiles are
+//! processed backwards. In a tile each piece is recomputed forwards, with the states of all steps kept, and goes
+//! backwards with its cotangents. `dq` and `dk` are summed over columns lane by lane, and over lanes once all pieces of
+//! a tile are done.
 //!
-//! A vector of the state takes fourteen instructions a step, three and a half times as much as the recurrence. Tiles have
-//! about as many steps as there are tiles, so memory grows with the root of the length.
+//! A vector of the state takes fourteen instructions a step, three and a half times as many as the recurrence. Tiles
+//! have about as many steps as there are tiles, so memory grows with the square root of the length.
 
 use super::tile::{self, Tile};
 use super::{FEW_COLUMNS, Given, Head, WORTH_SHARING, piece, write_state};
@@ -18,13 +19,13 @@ use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// Steps of a tile at least.
+/// The fewest steps of a tile.
 const LEAST_STEPS: usize = 16;
-/// From this number of heads on a head's columns stay together.
+/// The number of heads from which on a head's columns are not divided.
 const MANY_HEADS: usize = 32;
-/// The most parts of a group's heads.
+/// The most parts into which the heads of a group are divided.
 const MOST_PARTS: usize = 8;
-/// The most numbers in the sums for `dq` of all parts.
+/// The most elements in the partial sums for `dq` of all parts.
 const MOST_SUMS: usize = 1 << 26;
 
 /// Computes the gradient on the CPU.
@@ -54,7 +55,8 @@ fn backward_as<S: Storage>(
     }
 }
 
-/// How the heads of a group are divided: into parts of heads, and each head into blocks of columns. Both by the sizes alone.
+/// How a group is divided: its heads into parts, and each head into blocks of columns. Both depend on the sizes alone,
+/// so that sums are reproducible.
 #[derive(Clone, Copy)]
 struct Parts {
     heads: usize,
@@ -75,9 +77,9 @@ impl Parts {
     }
 }
 
-/// Gradients that are summed up once all heads are done.
+/// Partial sums of gradients, added up once all heads are done.
 struct Sums<W> {
-    /// Of `q` and `k` as the formula has them, once for each part of a group.
+    /// With respect to `q` and `k` of the formula, before the norm's gradient: (parts, B, L, G, K)
     dq: Vec<W>,
     dk: Vec<W>,
     /// (blocks, B, L, H)
@@ -96,7 +98,7 @@ impl<W: Real> Sums<W> {
     }
 }
 
-/// Writes `dv` and `dinitial_state`, and adds to the sums.
+/// Writes `dv` and `dinitial_state`, and the partial sums.
 fn through_heads<S: Storage>(
     given: &Given<S>,
     inputs: &Named<View>,
@@ -123,18 +125,18 @@ fn through_heads<S: Storage>(
     })
 }
 
-/// Some columns of some heads of a group.
+/// A range of columns of a range of heads of a group.
 struct Piece {
     batch: usize,
     heads: Range<usize>,
     columns: Range<usize>,
-    /// Which part of the group, and which block of columns.
+    /// The index of this piece in the group, and that of its block of columns.
     part: usize,
     block: usize,
 }
 
 impl Piece {
-    /// A part of a group, where groups of all batches are counted.
+    /// Piece `part` of a group; `group` counts those of all batches.
     fn new(problem: &Problem, group: usize, part: usize) -> Piece {
         let parts = Parts::new(problem);
         let (heads, block) = (problem.heads_per_group(), part % parts.blocks);
@@ -154,7 +156,7 @@ impl Piece {
     }
 }
 
-/// Where gradients go; for the sums see [`Sums`].
+/// The outputs, and the partial sums of [`Sums`].
 struct Gradients<'a, S: Storage> {
     dv: Shared<'a, S>,
     dinitial_state: Option<Shared<'a, S::Wide>>,
@@ -185,7 +187,7 @@ impl<S: Storage> Work<S::Wide> for Reverse<'_, S> {
 }
 
 impl<S: Storage> Reverse<'_, S> {
-    /// Goes through a head.
+    /// Computes the gradients of a head.
     #[inline(always)]
     fn through<V: Vector<Element = S::Wide>>(&self, head: &Head) {
         let (given, keys) = (self.given, self.given.problem.keys);
@@ -241,14 +243,14 @@ impl<S: Storage> Reverse<'_, S> {
         starts
     }
 
-    /// Some columns of a row of `v`, or of a sequence like it.
+    /// The piece's columns of a row of `v`, or of a sequence like it.
     #[inline(always)]
     fn row<V: Vector<Element = S::Wide>, const N: usize>(&self, of: &[S], at: &At<S::Wide>, step: usize) -> [V; N] {
         let row = self.given.step_offset(at.head, at.start + step) * self.given.problem.values;
         piece::load::<S, V, N>(&of[row..], at.columns.clone())
     }
 
-    /// Keeps the states of all steps, and `e`.
+    /// Recomputes a piece over a tile, and keeps `e` and the states of all steps.
     #[inline(always)]
     fn forwards<V: Vector<Element = S::Wide>, const N: usize>(&self, at: &At<S::Wide>, back: &mut Back<V>) {
         let (tile, size) = (at.tile, N * self.given.problem.keys);
@@ -267,7 +269,7 @@ impl<S: Storage> Reverse<'_, S> {
         }
     }
 
-    /// Goes back through a tile with the cotangents of a piece's states, and writes `dv`.
+    /// Takes the cotangents of a piece's states backwards over a tile, and writes `dv`.
     #[inline(always)]
     fn backwards<V: Vector<Element = S::Wide>, const N: usize>(
         &self,
@@ -291,7 +293,7 @@ impl<S: Storage> Reverse<'_, S> {
             // SAFETY: pieces share no column of a head.
             let to = unsafe { self.to.dv.part(row + at.columns.start, at.columns.len()) };
             piece::store::<S, V, N>(&dv, to);
-            // Of the first step nothing comes before; the sums for it are not used.
+            // The first step has none before it; what `step_backwards` returns for it is not used.
             let before = step.saturating_sub(1);
             let dy_before = if step > 0 { self.row::<V, N>(self.dy, at, before) } else { [V::zero(); N] };
             let go = Step { decay: V::splat(tile.decay[step]), dv, input, dy, dy_before };
@@ -300,7 +302,7 @@ impl<S: Storage> Reverse<'_, S> {
         }
     }
 
-    /// Writes the sums of a tile, and clears them.
+    /// Adds the sums of a tile to the partial sums, and clears them.
     #[inline(always)]
     fn flush<V: Vector<Element = S::Wide>>(
         &self,
@@ -340,7 +342,7 @@ struct At<'a, W> {
     columns: Range<usize>,
 }
 
-/// What a step back through a piece takes.
+/// The operands of a step backwards over a piece.
 struct Step<V, const N: usize> {
     decay: V,
     /// `beta de` and `beta e`.
@@ -351,7 +353,7 @@ struct Step<V, const N: usize> {
     dy_before: [V; N],
 }
 
-/// Room for the way back through a tile.
+/// The workspace of the backward pass over a tile.
 struct Back<V> {
     /// The states of a piece, before the first step and after each.
     states: Vec<V>,
@@ -378,8 +380,9 @@ impl<V: Vector> Back<V> {
         }
     }
 
-    /// Takes the cotangent of the state after a step to that of the state before, as it is with the step before, whose
-    /// `de` it returns. The rows are `k` of the step, and `k` and `q` of the step before.
+    /// Takes `carry` from the cotangent of the state after a step to that of the state before, with the contribution of
+    /// `dy` of the step before, and returns `de` of the step before. The rows are `k` of the step, and `k` and `q` of
+    /// the step before.
     #[inline(always)]
     fn step_backwards<const N: usize>(
         &mut self,
@@ -413,7 +416,7 @@ impl<V: Vector> Back<V> {
     }
 }
 
-/// The state after a step from that before, and what it has for the `next` key.
+/// Computes the state after a step from the state before it; returns its product with the `next` key.
 #[inline(always)]
 fn step_forwards<V: Vector, const N: usize>(
     before: &[V],
@@ -435,7 +438,7 @@ fn step_forwards<V: Vector, const N: usize>(
     by_k
 }
 
-/// Adds `factor values`.
+/// Adds `factor * values`.
 #[inline(always)]
 fn add_scaled<V: Vector>(values: &[V::Element], factor: f64, to: &mut [V::Element]) {
     let factor = V::constant(factor);
@@ -445,7 +448,7 @@ fn add_scaled<V: Vector>(values: &[V::Element], factor: f64, to: &mut [V::Elemen
     });
 }
 
-/// Turns gradients of `q` or `k` as the formula has them into those of the input `x`.
+/// Turns gradients of the normalized `q` or `k` into those of the input `x`.
 fn through_norms<S: Storage>(problem: &Problem, x: &[S], gradient: &mut [S::Wide], exec: &Exec) -> Result<()> {
     let keys = problem.keys;
     if !problem.qk_l2norm || x.is_empty() {

@@ -3,8 +3,8 @@
 use crate::cpu::{Storage, Vector, unrolled};
 use std::ops::Range;
 
-/// Runs `$body` for all `$vectors` vectors of columns, two at a time, then for the last one. `$first` is the first of them
-/// and `$N` their number, a constant.
+/// Runs `$body` for `$vectors` vectors of columns: two at a time, then for the last one. `$first` is the first of these
+/// vectors and `$N` their number, a constant.
 macro_rules! each {
     ($vectors:expr, |$first:ident, $N:ident| $body:expr) => {{
         let vectors = $vectors;
@@ -21,13 +21,13 @@ macro_rules! each {
 }
 pub(super) use each;
 
-/// The columns of a piece whose first vector is that one of `all`.
+/// The columns of the piece whose first vector has index `first` among those of `all`.
 #[inline(always)]
 pub fn columns<V: Vector, const N: usize>(all: &Range<usize>, first: usize) -> Range<usize> {
     all.start + first * V::LANES..all.end.min(all.start + (first + N) * V::LANES)
 }
 
-/// Columns of a row; lanes past the last one are zero.
+/// Loads columns of a row; lanes past the last one are zero.
 #[inline(always)]
 pub fn load<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(row: &[S], columns: Range<usize>) -> [V; N] {
     let mut vectors = [V::zero(); N];
@@ -38,7 +38,7 @@ pub fn load<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(row: &[S],
     vectors
 }
 
-/// Writes columns; lanes past the end are dropped.
+/// Stores columns of a row; lanes past the last one are dropped.
 #[inline(always)]
 pub fn store<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(vectors: &[V; N], to: &mut [S]) {
     let len = to.len();

@@ -1,4 +1,5 @@
-//! A tile of time: `q` and `k` as the formula has them, with the scale in `q`, and a few numbers of each step.
+//! A tile of time: `q` and `k` of the formula (normalized with `qk_l2norm`), `q` times the scale, and each step's
+//! scalars.
 
 use super::{Given, Head};
 use crate::cpu::{Real, Storage, Vector, each_vector};
@@ -6,9 +7,9 @@ use crate::ops::scan::gated_delta_rule::{EPS, Problem};
 use crate::tensor::Element;
 use std::ops::Range;
 
-/// Room for a tile, and what it holds.
+/// The buffers of a tile.
 pub struct Tile<W> {
-    /// Its steps.
+    /// The number of steps.
     pub steps: usize,
     keys: usize,
     q: Vec<W>,
@@ -21,7 +22,7 @@ pub struct Tile<W> {
 }
 
 impl<W: Real> Tile<W> {
-    /// Room for a tile of at most `steps` steps.
+    /// Allocates a tile of at most `steps` steps.
     pub fn new(problem: &Problem, steps: usize) -> Tile<W> {
         let (steps, keys) = (steps.min(problem.length), problem.keys);
         let zeros = |count| vec![W::from_f64(0.0); count];
@@ -48,7 +49,7 @@ impl<W: Real> Tile<W> {
         &self.k[step * self.keys..][..self.keys]
     }
 
-    /// Reads a stretch of time of a head.
+    /// Reads the range `time` of a head.
     #[inline(always)]
     pub fn read<S: Storage<Wide = W>, V: Vector<Element = W>>(
         &mut self,
@@ -76,7 +77,7 @@ impl<W: Real> Tile<W> {
     }
 }
 
-/// Reads `q` or `k` of a step as the formula has it, times a factor.
+/// Reads `q` or `k` of a step, normalized with `qk_l2norm`, times a factor.
 #[inline(always)]
 fn read_key<S: Storage, V: Vector<Element = S::Wide>>(problem: &Problem, from: &[S], factor: f64, to: &mut [S::Wide]) {
     let factor = if problem.qk_l2norm { factor / length::<S, V>(from) } else { factor };
@@ -86,7 +87,7 @@ fn read_key<S: Storage, V: Vector<Element = S::Wide>>(problem: &Problem, from: &
     });
 }
 
-/// What `q` and `k` of a step are divided by.
+/// The L2 norm that `q` or `k` of a step is divided by; `EPS` keeps it above 0.
 #[inline(always)]
 pub fn length<S: Storage, V: Vector<Element = S::Wide>>(x: &[S]) -> f64 {
     let mut sum = V::zero();
@@ -97,7 +98,7 @@ pub fn length<S: Storage, V: Vector<Element = S::Wide>>(x: &[S]) -> f64 {
     (sum.sum().to_f64() + EPS).sqrt()
 }
 
-/// The product of two rows.
+/// The dot product of two rows.
 #[inline(always)]
 pub fn dot<V: Vector>(a: &[V::Element], b: &[V::Element]) -> V::Element {
     let mut sum = V::zero();

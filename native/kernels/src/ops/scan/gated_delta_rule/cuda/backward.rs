@@ -4,19 +4,19 @@
 //! ```text
 //! columns, forwards     e                                  from S
 //! columns, backwards    de                                 from G, the cotangent of S
-//! rows, forwards        S dy and -a S[t-1] (beta de)       from S, whose inputs beta e are known now
-//! rows, backwards       G (beta e)                         from G, likewise
+//! rows, forwards        S dy and -a S[t-1] (beta de)       from S, as its inputs beta e are known
+//! rows, backwards       G (beta e)                         from G, as its inputs beta de are known
 //! ```
 //!
-//! No states are kept but for those after chunks of [`CHUNK`](super::CHUNK) steps, where `dg` is a product of two
-//! states. Within a chunk
+//! Only the states after chunks of [`CHUNK`](super::CHUNK) steps are kept: there `dg` is the inner product of a state
+//! and its cotangent. Within a chunk
 //!
 //! ```text
 //! dg[t] = dg[t+1] + y[t] . dy[t] - dv[t] . v[t]            dg[L+1] = sum dlast_state S[L]
 //! ```
 //!
-//! as both sides of a step show that `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is that of the
-//! largest terms in a chunk, also where decays leave little of `dg` itself.
+//! since the two sides of a step give `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is relative
+//! to the largest terms of its chunk, also where decays leave little of `dg` itself.
 
 use super::{Call, Params, Wanted};
 use crate::cuda::{Buffer, Lane, Source, launch_each};
@@ -47,7 +47,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
 }
 
 impl Call<'_> {
-    /// Queues the kernel of rows.
+    /// Queues `rows.cu`.
     fn rows(&self, rows: &Rows, backward: u32) -> Result<()> {
         let Rows { rows, columns, parts, slices } = *rows;
         let Problem { batch, heads, keys, dtype, .. } = *self.problem;
@@ -57,13 +57,13 @@ impl Call<'_> {
         self.staged(&ROWS, &options, batch * heads * slices * keys.div_ceil(rows), [rows * parts / 32, of_step])
     }
 
-    /// Queues the sums of what the passes found.
+    /// Queues the kernels that add up the partial sums of the passes.
     fn finish(&self) -> Result<()> {
         let Problem { batch, length, heads, groups, keys, .. } = *self.problem;
         let each = keys.div_ceil(32).next_power_of_two();
         let options = format!("{} -DEACH={each}", self.options());
         let kernel = |source| self.lane.device().kernel(source, &options);
-        // SAFETY: the op's checks prove the sizes of its tensors, and the others are made for them.
+        // SAFETY: the op's checks prove the sizes of its tensors, and temporary buffers are allocated for them.
         unsafe {
             launch_each(self.lane, &kernel(&FINISH)?, 32 * batch * length * groups, &self.params)?;
             if self.params.g != 0 {
@@ -79,7 +79,7 @@ impl Call<'_> {
 struct Rows {
     /// Rows of a block.
     rows: usize,
-    /// Columns of a lane, lanes of a row, and slices of a row that are summed up in the end.
+    /// Columns of a lane, lanes of a row, and slices of a row, each with its own partial sums.
     columns: usize,
     parts: usize,
     slices: usize,
@@ -95,7 +95,7 @@ impl Rows {
     }
 }
 
-/// What the kernels pass on to each other.
+/// Buffers that the kernels pass on to each other.
 struct Temporary {
     errors: [Buffer; 2],
     factors: [Buffer; 2],
@@ -114,7 +114,7 @@ impl Temporary {
         let of_groups = if call.problem.qk_l2norm { groups } else { 0 };
         let factors = || numbers(&[batch, length, of_groups]);
         let sums = || numbers(&[rows.slices, batch, length, heads, keys]);
-        // Without `g` nothing of these is needed.
+        // Without `g` there is no `dg`, and the buffers for it are empty.
         let (gated, chunks) = (if g != 0 { heads } else { 0 }, chunks as usize);
         Ok(Temporary {
             errors: [errors()?, errors()?],
@@ -126,7 +126,7 @@ impl Temporary {
         })
     }
 
-    /// Makes the memory known to a call.
+    /// Sets the call's parameters to the addresses of these buffers.
     fn show(&self, call: &mut Call, rows: &Rows) -> Result<()> {
         let at = |buffer: &Buffer| call.lane.address(buffer);
         let params = Params {
