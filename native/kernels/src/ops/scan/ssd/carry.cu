@@ -1,5 +1,6 @@
-// Puts the states at the starts of segments in place of those at their ends, which all but the first segment reached
-// from zeros; in REVERSE, cotangents of states, from the last segment to the first. A thread has one number of a state.
+// Replaces the states at the ends of segments by those at their starts. On entry the first segment's state starts from
+// the initial state, and those of the others from zeros. In REVERSE, cotangents of states from the last segment to the
+// first. A thread has one element of a state.
 
 extern "C" __global__ void ssd_carry(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x, head = id / SIZE;

@@ -1,10 +1,10 @@
 // The scan in chunks of CHUNK steps on tensor cores, for 16-bit storage; the formulas are in cuda/chunks/forward.rs.
 //   STATE, WIDTH     states of a row and rows of a head
 //   HAS_BIAS, SOFTPLUS, CLAMP   as in step_size.cu
-//   SKIP, GATE       whether D and z are there
+//   SKIP, GATE       whether D and z are given
 // A warp has 16 steps of a chunk where it computes y, and 16 rows of the head where it advances the state.
 
-// Rows of C take y in the end.
+// Rows of C are reused for y.
 constexpr int C_APART = STATE > WIDTH ? STATE_APART : WIDTH_APART;
 
 struct Stage {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part&
 
 typedef Sums Rows[1][WIDTH / 8];
 
-// y of a warp's steps before skip and gate: C S of the state before the chunk, and the chunk's own inputs.
+// y of a warp's steps before skip and gate: from the state before the chunk, and from the chunk's own inputs.
 __device__ __forceinline__ void read_out(Rows& y, const Stage& stage, const STORAGE* states) {
     int own = threadIdx.x / 32 * 16;
     Left c[STATE / 16];
@@ -77,7 +77,8 @@ __device__ __forceinline__ void read_out(Rows& y, const Stage& stage, const STOR
     }
 }
 
-// Adds the skip, gates, and writes y of a warp's steps. Its rows of C are no longer needed, and gather whole lines.
+// Adds the skip, gates, and writes y of a warp's steps. Its rows of C are no longer needed: y is staged there, so that
+// stores are coalesced.
 __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk, Stage& stage, const Rows& y) {
     int own = threadIdx.x / 32 * 16;
     i64 first = ((i64)at.batch * p.length + chunk * CHUNK) * p.heads + at.head;

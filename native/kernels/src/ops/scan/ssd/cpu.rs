@@ -2,7 +2,7 @@
 //! eight vectors of them at a time, while the tile's `B` and `C` stay in the caches for all rows.
 //!
 //! A vector of states takes three instructions a step (decay, input, output) and two loads from the caches. The chunked
-//! form of the paper takes two multiplications for the same, and further ones for the chunks' own products: with the
+//! form of the paper takes two multiplications for these, and further ones for the products within a chunk: with the
 //! sizes of Mamba-2 that is no less work.
 
 mod backward;
@@ -23,7 +23,7 @@ use tile::Tile;
 
 /// Steps of a tile: its `B` and `C` fit the second-level cache for all sizes in use.
 const STEPS: usize = 64;
-/// Rows of a piece of work where there are too few heads for all threads.
+/// Rows of a work item where there are too few heads for all threads.
 const FEW_ROWS: usize = 16;
 /// Below this many updates of states waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 16;
@@ -48,7 +48,7 @@ fn forward_as<S: Storage>(
     })
 }
 
-/// Some rows of a head.
+/// A range of rows of a head.
 #[derive(Clone)]
 struct Head {
     batch: usize,
@@ -112,7 +112,7 @@ impl<'a, S: Storage> Given<'a, S> {
         [self.problem.batch * self.problem.length, self.problem.heads]
     }
 
-    /// Calls `work` with heads that together are all rows of all heads.
+    /// Calls `work` with ranges that together cover all rows of all heads.
     fn for_each_head(&self, exec: &Exec, work: impl Fn(Head) + Send + Sync) -> Result<()> {
         let Problem { batch, length, heads, width, state, .. } = *self.problem;
         let threads = pool::worth(exec.threads, batch * length * heads * width * state, WORTH_SHARING);
@@ -125,25 +125,25 @@ impl<'a, S: Storage> Given<'a, S> {
         })
     }
 
-    /// Where a step of a head lies among step sizes.
+    /// The offset of a step of a head in `dt`, `delta` and `decay`.
     #[inline(always)]
     fn step_offset(&self, head: &Head, t: usize) -> usize {
         (head.batch * self.problem.length + t) * self.problem.heads + head.index
     }
 
-    /// Where a head's rows lie at a step, in sequences like `x`.
+    /// The offset of a head's rows at a step in sequences like `x`.
     #[inline(always)]
     fn offset(&self, head: &Head, t: usize) -> usize {
         self.step_offset(head, t) * self.problem.width + head.rows.start
     }
 
-    /// Where the states of a head's rows lie.
+    /// The offset of the states of a head's rows.
     fn state_offset(&self, head: &Head) -> usize {
         let Problem { heads, width, state, .. } = *self.problem;
         ((head.batch * heads + head.index) * width + head.rows.start) * state
     }
 
-    /// Where the states of a head's group lie at a step, in sequences like `B`.
+    /// The offset of a step of a head's group in `B` and `C`.
     #[inline(always)]
     fn group_offset(&self, head: &Head, t: usize) -> usize {
         let Problem { length, groups, state, .. } = *self.problem;
@@ -166,7 +166,7 @@ impl<'a, S: Storage> Given<'a, S> {
         (0..length.div_ceil(steps)).map(move |i| i * steps..length.min((i + 1) * steps))
     }
 
-    /// Copies the states before the first step.
+    /// Copies the initial states of a head's rows, or zeros.
     fn begin(&self, head: &Head, to: &mut [S::Wide]) {
         match self.initial_state {
             Some(states) => to.copy_from_slice(&states[self.state_offset(head)..][..to.len()]),
@@ -252,7 +252,7 @@ impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
 }
 
 impl<S: Storage> Forward<'_, S> {
-    /// Writes `y` of a step, whose sums over the states are given.
+    /// Writes `y` of a step from its sums over the states.
     #[inline(always)]
     fn write<V: Vector<Element = S::Wide>>(&self, t: usize, sums: &[S::Wide], skips: &[S::Wide]) {
         let (given, start, count) = (self.given, self.given.offset(&self.head, t), sums.len());

@@ -2,15 +2,15 @@
 // chunks and the cotangents of the states after them are known; the formulas are in cuda/chunks/gradient.rs.
 //   STATE, WIDTH     states of a row and rows of a head
 //   HAS_BIAS, SOFTPLUS, CLAMP, MASK   as in step_size.cu
-//   SKIP, GATE       whether D and z are there
+//   SKIP, GATE       whether D and z are given
 //   SPLIT            warps that share 16 steps of a chunk, each with a part of the columns
-//   STAGES           heads in shared memory: the one at work, and in 2 the next one
-// A block has a chunk and some heads of a group, which it takes one after the other: dB, dC and the weights of B and C
-// in them are summed in registers. By count, reads of shared memory limit it: a head of 128 states takes about 1200
-// products of 16 x 8 x 16 a chunk, and reads about as many groups of four tiles, of four cycles each.
+//   STAGES           heads in shared memory: the current one, and with 2 the prefetched next one
+// A block has a chunk and some heads of a group, which it processes one after the other: dB, dC and Q, the weights of B
+// and C in them, are summed in registers. Reads of shared memory are the limit: for a chunk and head of 128 states a
+// block takes about 1200 products of 16 x 8 x 16, and reads about as many groups of four tiles, at four cycles each.
 
-// What does not need the chunk's weights: products with the states, and their sums. `u` and `y` are those of dx and of
-// the output that the states lead to.
+// The terms with S and G, which do not need the chunk's weights: of `y`, the output, of `u`, which is that of dx, of dB
+// and dC, and of the sums through decays.
 __device__ __forceinline__ void through_states(Rows& u, Rows& y, Others& db, Others& dc, Shared& shared,
                                                const Stage& stage, const STORAGE* dy, const Work& at) {
     Parts& parts = shared.parts;

@@ -1,5 +1,5 @@
 //! The scan of Mamba-2, the state space dual (Dao and Gu 2024, "Transformers are SSMs", section 6; the options are those
-//! of `mamba_chunk_scan_combined` in `mamba_ssm/ops/triton/ssd_combined.py`). Each head decays by one number a step.
+//! of `mamba_chunk_scan_combined` in `mamba_ssm/ops/triton/ssd_combined.py`). Each head has one decay per step.
 //!
 //! For each batch, head `h` with its row `p` and state `n`, and time `t`:
 //!
@@ -22,8 +22,8 @@
 //! ```
 //!
 //! `dB` and `dC` sum over the heads of a group, `ddt` and `ddt_bias` follow from `ddelta`. Storage is f32, f64, bf16 or
-//! f16; `A`, `D`, `dt_bias`, the states and the arithmetic are f32 (f64 for f64), and outputs are rounded once. All sums
-//! are done in an order that depends on the sizes alone (on a GPU, on it too).
+//! f16; `A`, `D`, `dt_bias`, the states and the arithmetic are f32 (f64 for f64), and outputs are rounded once. The
+//! order of all sums depends on the sizes alone (on a GPU, also on its model).
 
 mod cpu;
 mod cuda;
@@ -61,7 +61,7 @@ pub struct Problem {
     pub groups: usize,
     /// State size, `N`.
     pub state: usize,
-    /// Whether `D` has a number for each row of a head.
+    /// Whether `D` has an element for each row of a head.
     pub wide_skip: bool,
     /// The storage type.
     pub dtype: DType,
@@ -129,7 +129,7 @@ impl Op for Ssd {
     crate::forward_by_kernels!();
 }
 
-/// Whether `D` is there with a number for each row of a head.
+/// Whether `D` is given, with an element for each row of a head.
 fn wide_skip(inputs: &Named<Spec>, [heads, width]: [usize; 2]) -> Result<bool> {
     match inputs.find("D") {
         Some(spec) if spec.shape[..] == [heads, width] => Ok(true),

@@ -1,13 +1,13 @@
 // Copies to shared memory, and factors of products, for the kernels over chunks of CHUNK steps.
 //   THREADS   of a block
 
-// Queues a copy of 16 bytes, or of zeros.
+// Queues an asynchronous copy of 16 bytes, or of zeros unless `there`.
 __device__ __forceinline__ void copy(void* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to)), "l"(from), "r"(there ? 16 : 0)
                  : "memory");
 }
 
-// Queues copies of the chunk's rows of 8 UNITS numbers; those past the end become zeros.
+// Queues copies of the chunk's rows of 8 UNITS elements; rows from `left` on become zeros.
 template <int UNITS, int APART>
 __device__ __forceinline__ void copy_rows(STORAGE* to, const STORAGE* from, i64 stride, int left) {
 #pragma unroll
@@ -25,14 +25,14 @@ __device__ __forceinline__ void copied() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Queues copies of the step sizes and decays of a chunk, which is the `chunk`-th of all heads.
+// Queues copies of the step sizes and decays of a chunk; `chunk` counts those of all heads.
 __device__ __forceinline__ void copy_steps(float* delta, float* decay, const Params& p, i64 chunk) {
     if (threadIdx.x >= CHUNK / 4) return;
     copy(delta + 4 * threadIdx.x, p.delta + chunk * CHUNK + 4 * threadIdx.x, true);
     copy(decay + 4 * threadIdx.x, p.decay + chunk * CHUNK + 4 * threadIdx.x, true);
 }
 
-// A pair of factors by their weights.
+// A pair of factors times their weights, rounded to storage.
 __device__ __forceinline__ unsigned weighted(unsigned pair, float low, float high) {
     float a, b;
     widen((const STORAGE*)&pair, a, b);

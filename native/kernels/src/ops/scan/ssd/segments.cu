@@ -1,5 +1,5 @@
-// The work of a block, a segment of a head: some chunks in a row, whose state stays in its registers. A warp has 16
-// rows of the head.
+// The work of a block: a segment of a head, some successive chunks, with the state in registers. A warp has 16 rows of
+// the head.
 //   STATE, WIDTH, SIZE   states of a row, rows of a head, and states of a head
 
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
@@ -20,7 +20,7 @@ __device__ __forceinline__ i64 of_head(const Params& p, const Part& at) { return
 
 typedef Sums State[1][STATE / 8];
 
-// Where a lane's states of elements 0 and 1, or 2 and 3, lie among those of a head.
+// The offset in a head's state of elements 0 and 1, or 2 and 3, of a lane's tile `n`.
 __device__ __forceinline__ int state_at(int half, int n) {
     return (threadIdx.x / 32 * 16 + sum_row(0, half)) * STATE + sum_column(n);
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void store(const State& state, float* to) {
             *(float2*)(to + state_at(half, n)) = {state[0][n][2 * half], state[0][n][2 * half + 1]};
 }
 
-// S of a warp's rows, rounded to factors for all warps.
+// Writes S of a warp's rows to shared memory for all warps, rounded to storage.
 __device__ __forceinline__ void share(STORAGE* states, const State& state) {
     int row = threadIdx.x / 32 * 16;
 #pragma unroll
@@ -55,7 +55,8 @@ __device__ __forceinline__ void share(STORAGE* states, const State& state) {
                 pack(state[0][n][2 * half], state[0][n][2 * half + 1]);
 }
 
-// S after a chunk: S decays, and each step adds by its weight the row of x times B; x is gated by z in GATED.
+// Advances S over a chunk: S decays by `total`, and each step adds its weight times the outer product of x and B; with
+// GATED, x is gated by z.
 template <bool GATED, class Weight>
 __device__ __forceinline__ void advance(State& state, const STORAGE* x, const STORAGE* z, const STORAGE* b, float total,
                                         Weight weight) {
@@ -65,7 +66,7 @@ __device__ __forceinline__ void advance(State& state, const STORAGE* x, const ST
     for (int n = 0; n < STATE / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) state[0][n][e] *= factor;
-    // x lies step by step: turned tiles are rows by steps.
+    // x is stored step by step; transposed tiles are rows by steps.
     unsigned x_at = right_at<WIDTH_APART>(x + own), z_at = right_at<WIDTH_APART>(z + own);
     unsigned b_at = turned_at<STATE_APART>(b);
 #pragma unroll

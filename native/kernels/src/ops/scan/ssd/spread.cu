@@ -1,12 +1,12 @@
-// Numbers of heads for each of their channels, and back: IN is the type read, OUT the type written.
+// Repeats elements of heads for each of their channels, and sums these: IN is the type read, OUT the type written.
 
-// Writes each number p.times times.
+// Writes each element p.times times.
 extern "C" __global__ void spread(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (id < p.count * p.times) narrow((REAL)widen(p.from[id / p.times]), p.to[id]);
 }
 
-// Sums each p.times numbers: a warp for each sum.
+// Sums each p.times elements: a warp for each sum.
 extern "C" __global__ void fold(Params p) {
     i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (id >= p.count) return;

@@ -1,10 +1,10 @@
 // States before chunks, or in REVERSE cotangents of states after chunks, from the last chunk to the first; the formulas
 // are in cuda/chunks/forward.rs and cuda/chunks/gradient.rs.
-//   EACH   whether those of each chunk are wanted, rounded to factors, else those at the ends of segments alone
+//   EACH   whether to write those of each chunk, rounded to storage, or those at the ends of segments
 
 constexpr bool GATED = REVERSE && GATE;
 
-// Of a chunk: what the states add up, x and B, or z, dy and C.
+// The inputs of a chunk: B and x, or in REVERSE C, dy and z.
 struct Stage {
     STORAGE states[CHUNK * STATE_APART], rows[CHUNK * WIDTH_APART], z[GATED ? CHUNK * WIDTH_APART : 8];
     float delta[CHUNK], decay[CHUNK];
@@ -23,7 +23,7 @@ __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part&
     commit();
 }
 
-// Writes a warp's rows of the state, which gather in shared memory as whole lines.
+// Writes a warp's rows of the state, staged in shared memory so that stores are coalesced.
 __device__ __forceinline__ void write(STORAGE* to, STORAGE* states, const State& state) {
     int own = threadIdx.x / 32 * 16;
     share(states, state);

@@ -1,7 +1,8 @@
-// Step sizes by head, and the decays of each chunk summed up, in powers of 2. A warp has a chunk of CHUNK steps of a
-// head; steps past the end do nothing.
+// Step sizes by head, and log2 of the decays from the start of each chunk. A warp has a chunk of CHUNK steps of a head;
+// steps past the end have a step size of 0.
 
-// Past this a state is 0 in f32. Sums of larger decays would lose the digits of those after them.
+// The least log2 of a step's decay: past it a state is 0 in f32. Larger magnitudes would cost sums the digits of the
+// steps that follow.
 constexpr float MOST_DECAY = -160.0f;
 
 extern "C" __global__ void ssd_steps(Params p) {

@@ -1,8 +1,9 @@
-//! The gradient on the CPU. The heads of a group are divided among a few parts, each with sums for `dB` and `dC` of its
-//! own. A head first goes forwards to the states at the tiles' starts, then through the tiles backwards. In a tile each
-//! row goes forwards again, its states are kept for all steps, and backwards with its cotangents in registers.
+//! The gradient on the CPU. The heads of a group are divided among a few parts, each with its own partial sums for `dB`
+//! and `dC`. For each head a first pass keeps the states at the starts of tiles; then the tiles are processed
+//! backwards. In a tile each row is recomputed forwards, with the states of all steps kept, and goes backwards with its
+//! cotangents in registers.
 //!
-//! A vector of states takes ten instructions a step and seven loads or stores, five times as much as the scan.
+//! A vector of states takes ten instructions and seven loads or stores a step, five times as many as the scan.
 
 use super::tile::{Tile, chunk, held, load, part, store};
 use super::{Given, Head, STEPS, WORTH_SHARING};
@@ -18,11 +19,11 @@ use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
 
-/// The most tiles of a sequence, whose first states are all held.
+/// The most tiles of a sequence: the states at the start of each are kept.
 const MOST_TILES: usize = 512;
 /// The most parts of a group.
 const MOST_PARTS: usize = 8;
-/// The most numbers in the sums for `dB` of all parts.
+/// The most elements in the partial sums for `dB` of all parts.
 const MOST_SUMS: usize = 1 << 26;
 
 /// Computes the gradient on the CPU.
@@ -49,9 +50,9 @@ fn backward_as<S: Storage>(
     of_steps(&given, &sums.ddelta, outputs, exec)
 }
 
-/// Gradients that are summed up, or turned into those of the inputs, once all heads are done.
+/// Partial gradients, which are added up or turned into those of the inputs once all heads are done.
 struct Sums<W> {
-    /// Of `B` and `C`, once for each part of a group.
+    /// Of `B` and `C`: (parts, B, L, G, N)
     db: Vec<W>,
     dc: Vec<W>,
     /// (B, L, H)
@@ -77,7 +78,7 @@ impl<W: Real> Sums<W> {
     }
 }
 
-/// Writes `dx`, `dz` and `dinitial_state`, and adds to the sums.
+/// Writes `dx`, `dz` and `dinitial_state`, and the partial gradients.
 fn through_heads<S: Storage>(
     given: &Given<S>,
     inputs: &Named<View>,
@@ -88,7 +89,7 @@ fn through_heads<S: Storage>(
     let (problem, parts) = (given.problem, parts(given.problem));
     let dy = inputs.get("dy")?.slice::<S>()?;
     let dlast_state = inputs.find("dlast_state").map(View::slice::<S::Wide>).transpose()?;
-    // Cotangents of states go through it, whether they are wanted in the end or not.
+    // `dinitial_state` also carries the cotangents of states, so there is a buffer where it is not an output.
     let mut own = Vec::new();
     let carry = match outputs.take("dinitial_state") {
         Some(view) => view.slice::<S::Wide>()?,
@@ -114,13 +115,13 @@ fn through_heads<S: Storage>(
     })
 }
 
-/// Parts of a group, by the sizes alone.
+/// The number of parts of a group. It depends on the sizes alone, so that sums are reproducible.
 fn parts(problem: &Problem) -> usize {
     let size = problem.batch * problem.length * problem.groups * problem.state;
     (MOST_SUMS / size.max(1)).clamp(1, MOST_PARTS).min(problem.heads_per_group())
 }
 
-/// Some heads of a group, and which part of it they are.
+/// A part of a group: its heads, and its index.
 struct Piece {
     batch: usize,
     heads: Range<usize>,
@@ -128,7 +129,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// A part of a group, where groups of all batches are counted.
+    /// Part `part` of a group; `group` counts those of all batches.
     fn new(problem: &Problem, group: usize, part: usize) -> Piece {
         let heads = problem.heads_per_group();
         let each = heads.div_ceil(parts(problem));
@@ -138,7 +139,7 @@ impl Piece {
     }
 }
 
-/// Where gradients go; for the sums see [`Sums`].
+/// The outputs, and the partial gradients of [`Sums`].
 struct Gradients<'a, S: Storage> {
     dx: Shared<'a, S>,
     dz: Option<Shared<'a, S>>,
@@ -172,7 +173,7 @@ impl<S: Storage> Work<S::Wide> for Reverse<'_, S> {
 }
 
 impl<S: Storage> Reverse<'_, S> {
-    /// Goes through a head.
+    /// Computes the gradients of a head.
     #[inline(always)]
     fn through<V: Vector<Element = S::Wide>>(&self, head: &Head) {
         let (given, state) = (self.given, self.given.problem.state);
@@ -216,7 +217,7 @@ impl<S: Storage> Reverse<'_, S> {
         starts
     }
 
-    /// The cotangents of the states after the last step, which become those of the first, and room for `dD`.
+    /// A head's buffers: cotangents of states, which start as `dlast_state` and end as `dinitial_state`, and `dD`.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     fn begin(&self, head: &Head, size: usize) -> (&mut [S::Wide], &mut [S::Wide]) {
@@ -231,7 +232,7 @@ impl<S: Storage> Reverse<'_, S> {
         (carry, dd)
     }
 
-    /// Writes the gradients of a tile, and adds to those of `B`, `C` and `D`. Returns its part of that of `A`.
+    /// Writes the gradients of a tile, and adds to those of `B`, `C` and `D`. Returns the tile's part of `dA`.
     #[inline(always)]
     fn write<V: Vector<Element = S::Wide>>(
         &self,
@@ -311,17 +312,17 @@ impl<S: Storage> Reverse<'_, S> {
     }
 }
 
-/// Writes one number.
+/// Writes one element.
 ///
 /// # Safety
-/// No part that is alive may have it.
+/// No other reference to this element may be alive.
 unsafe fn put<W>(to: &Shared<W>, at: usize, number: W) {
     // SAFETY: as the caller promises.
     let part = unsafe { to.part(at, 1) };
     part[0] = number;
 }
 
-/// Room for the way back through a tile, laid out as [`Tile`].
+/// The workspace of the backward pass over a tile, laid out as [`Tile`].
 struct Back<V: Vector> {
     /// `dy'` of all rows.
     dy: Vec<V::Element>,
@@ -332,15 +333,15 @@ struct Back<V: Vector> {
     /// Sums over all rows.
     db: Vec<V>,
     dc: Vec<V>,
-    /// `g a S` before the step, summed over rows and vectors.
+    /// `g a S[t-1]` of each step, summed over rows and vectors.
     decays: Vec<V>,
     /// Of one row, summed over vectors: `g B` and `C S`.
     sums: [Vec<V>; 2],
-    /// The states that are held, before the first step and after each.
+    /// The states that are processed together, before the first step and after each.
     states: Vec<V>,
 }
 
-/// The most vectors that are held.
+/// The most vectors of states that are processed together, in registers.
 const HELD: usize = 8;
 
 impl<V: Vector> Back<V> {
@@ -360,7 +361,7 @@ impl<V: Vector> Back<V> {
         }
     }
 
-    /// Reads `dy'` over a time.
+    /// Reads `dy'` of a head over the range `time`.
     #[inline(always)]
     fn read<S: Storage<Wide = V::Element>>(&mut self, of: &Reverse<S>, head: &Head, time: Range<usize>) {
         let rows = head.rows.len();
@@ -376,7 +377,7 @@ impl<V: Vector> Back<V> {
         }
     }
 
-    /// Takes a row, whose states at the start of the tile are given, from its end to its start.
+    /// Takes a row backwards over the tile; `starts` are its states at the tile's start.
     #[inline(always)]
     fn go(&mut self, tile: &Tile<V>, row: usize, starts: &[V::Element], carry: &mut [V::Element]) {
         for sums in &mut self.sums {
@@ -391,7 +392,7 @@ impl<V: Vector> Back<V> {
         write_sums(&self.sums[1][..tile.steps], &mut self.y[row..], tile.rows);
     }
 
-    /// Keeps the states of all steps.
+    /// Recomputes `K` vectors of states over the tile, and keeps them for all steps.
     #[inline(always)]
     fn forwards<const K: usize>(&mut self, tile: &Tile<V>, row: usize, first: usize, starts: &[V::Element]) {
         let mut held = load::<V, K>(starts);
@@ -432,7 +433,7 @@ impl<V: Vector> Back<V> {
     }
 }
 
-/// `dD` from that of each batch, row by row, or their sum for a head.
+/// Sums `dD` over batches: for each row, or for all rows of a head.
 fn of_skips<W: Real>(problem: &Problem, dd: &[W], to: &mut [W], exec: &Exec) -> Result<()> {
     if problem.wide_skip {
         return sum::columns::<W>(dd, to, exec);

@@ -1,4 +1,4 @@
-//! A tile of time: `B` and `C` of a group as vectors, and what a row of a head needs at each step.
+//! A tile of time: `B` and `C` of a group as vectors, and each step's scalars and inputs of a head.
 
 use super::{Given, Head};
 use crate::cpu::sum::write_sums;
@@ -7,9 +7,9 @@ use crate::ops::scan::ssd::Problem;
 use crate::tensor::Element;
 use std::ops::Range;
 
-/// Room for a tile, and what it holds: vectors, or numbers of rows, of the first step, then of the second, and so on.
+/// The buffers of a tile: the vectors or rows of the first step, then those of the second, and so on.
 pub struct Tile<V: Vector> {
-    /// Its steps.
+    /// The number of steps.
     pub steps: usize,
     /// Rows of the head.
     pub rows: usize,
@@ -17,7 +17,7 @@ pub struct Tile<V: Vector> {
     pub vectors: usize,
     pub b: Vec<V>,
     pub c: Vec<V>,
-    /// One number a step.
+    /// One element for each step.
     pub delta: Vec<V::Element>,
     pub decay: Vec<V::Element>,
     /// `delta x` of all rows.
@@ -27,7 +27,7 @@ pub struct Tile<V: Vector> {
 }
 
 impl<V: Vector> Tile<V> {
-    /// Room for a tile of at most `steps` steps.
+    /// Allocates a tile of at most `steps` steps.
     #[inline(always)]
     pub fn new(problem: &Problem, head: &Head, steps: usize) -> Tile<V> {
         let (steps, vectors) = (steps.min(problem.length), problem.state.div_ceil(V::LANES));
@@ -45,7 +45,7 @@ impl<V: Vector> Tile<V> {
         }
     }
 
-    /// Reads a stretch of time of a head.
+    /// Reads the range `time` of a head.
     #[inline(always)]
     pub fn read<S: Storage<Wide = V::Element>>(&mut self, given: &Given<S>, head: &Head, time: Range<usize>) {
         self.steps = time.len();
@@ -92,7 +92,7 @@ impl<V: Vector> Tile<V> {
             let at = step * self.vectors + first;
             let (b, c) = (chunk::<V, K>(&self.b, at), chunk::<V, K>(&self.c, at));
             let (decay, input) = (V::splat(self.decay[step]), V::splat(self.input[step * self.rows + row]));
-            // Two sums, for one would wait for itself.
+            // Two sums, since one would be a chain of dependent additions.
             let mut sums = [self.sums[step], V::zero()];
             unrolled!(k < K, {
                 held[k] = input.mul_add(b[k], decay.mul(held[k]));
@@ -104,8 +104,8 @@ impl<V: Vector> Tile<V> {
     }
 }
 
-/// Runs `$body` for all vectors of a row: for eight of them at a time, then for fewer. `$first` is the first of them, and
-/// `$K` their number, a constant. That many stay in registers.
+/// Runs `$body` for all vectors of a row: for eight at a time, which fit in registers, then for four, two and one.
+/// `$first` is the first of these vectors, and `$K` their number, a constant.
 macro_rules! held {
     ($vectors:expr, |$first:ident, $K:ident| $body:expr) => {{
         let (mut $first, vectors) = (0, $vectors);
@@ -124,7 +124,7 @@ macro_rules! held {
 }
 pub(super) use held;
 
-/// The numbers of `K` vectors from vector `first` on, as far as they are there.
+/// The elements of `K` vectors from vector `first` on, up to the end of the row.
 #[inline(always)]
 pub fn part<V: Vector, const K: usize>(row: &mut [V::Element], first: usize) -> &mut [V::Element] {
     let end = row.len().min((first + K) * V::LANES);
@@ -150,7 +150,7 @@ pub fn store<V: Vector, const K: usize>(vectors: &[V; K], values: &mut [V::Eleme
     });
 }
 
-/// `K` vectors from that one on.
+/// `K` vectors from vector `first` on.
 #[inline(always)]
 pub fn chunk<V, const K: usize>(of: &[V], first: usize) -> &[V; K] {
     of[first..].first_chunk().expect("a full row")

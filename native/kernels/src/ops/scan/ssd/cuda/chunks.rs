@@ -1,8 +1,9 @@
-//! The scan in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage and heads of 64 rows, and its gradient. Both
-//! start here: with the parameters of kernels, step sizes and decays, and states.
+//! The scan in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage and heads of 64 rows, and its gradient.
+//! This module has what both use: the kernels' parameters, step sizes and decays, and states.
 //!
-//! Where there are too few heads for the device, sequences are cut into segments. A first pass finds the states at their
-//! ends from zeros, which then go on from segment to segment. Cotangents of states do so in reverse.
+//! Where there are too few heads for the device, sequences are cut into segments. A first pass computes the states at
+//! their ends, starting from zeros; the true states are then carried from segment to segment. Cotangents of states are
+//! carried in reverse.
 
 mod forward;
 mod gradient;
@@ -15,7 +16,7 @@ use crate::tensor::{DType, Spec};
 pub use forward::Chunks;
 pub use gradient::Gradient;
 
-/// The texts that kernels over chunks have before their own.
+/// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = include_str!("../rows.cu");
 const SEGMENTS: &str = include_str!("../segments.cu");
@@ -29,13 +30,13 @@ const CARRY: Source<Params> = Source::new("ssd_carry", include_str!("../carry.cu
 const CHUNK: usize = 64;
 /// Threads of a block that has a head's state in its registers.
 const THREADS: usize = 2 * CHUNK;
-/// The most states, whose sums fit a warp's registers.
+/// The most states of a row: a warp's accumulators must fit its registers.
 const MOST_STATES: usize = 128;
-/// Chunks of a segment at least: the first pass takes a good part of the time of the second.
+/// The fewest chunks of a segment, since the first pass takes a good part of the time of the second.
 const LEAST: usize = 8;
-/// Blocks that a multiprocessor has room for.
+/// Resident blocks of a multiprocessor.
 const BLOCKS: usize = 2;
-/// Bytes that are copied at a time.
+/// Bytes of an asynchronous copy.
 const UNIT: u64 = 16;
 
 params! {
@@ -62,9 +63,9 @@ params! {
         dz: u64 as "STORAGE*",
         dinitial: u64 as "float*",
         delta: u64 as "float*",  // by batch, head, chunk and step
-        decay: u64 as "float*",  // likewise, summed up from the chunk's first step, in powers of 2
-        starts: u64 as "float*", // states by batch, head and segment: where it ends, then where it starts
-        totals: u64 as "float*", // decays of segments
+        decay: u64 as "float*",  // likewise: log2 of the decay from the chunk's start
+        starts: u64 as "float*", // states by batch, head and segment: at its end, then at its start
+        totals: u64 as "float*", // log2 of the decays of segments
         before: u64 as "STORAGE*", // states before chunks, by batch, head and chunk
         after: u64 as "STORAGE*",  // likewise, cotangents of the states after chunks
         part_a: u64 as "float*",   // parts of gradients by batch and chunk
@@ -122,7 +123,7 @@ impl Params {
         })
     }
 
-    /// Whether all that is copied in units starts at one.
+    /// Whether all tensors that are copied in units are aligned to [`UNIT`] bytes.
     fn is_aligned(&self) -> bool {
         let Params { x, b, c, z, y, initial, last, dy, dlast, dx, db, dc, dz, dinitial, .. } = *self;
         let all = [x, b, c, z, y, initial, last, dy, dlast, dx, db, dc, dz, dinitial];
@@ -135,11 +136,11 @@ struct Call<'a> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params,
-    /// What the parameters point to besides the op's tensors.
+    /// Temporary buffers that the parameters point to.
     temporary: Vec<Buffer>,
 }
 
-/// How sequences are cut.
+/// How sequences are cut into chunks and segments.
 struct Cut {
     chunks: usize,
     segments: usize,
@@ -148,7 +149,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Segments of all heads that the device has room for at a time.
+    /// Cuts sequences into as many segments as the device has room for at once, of at least [`LEAST`] chunks.
     fn new(problem: &Problem, lane: &Lane) -> Cut {
         let chunks = problem.length.div_ceil(CHUNK);
         let blocks = BLOCKS * lane.device().facts().multiprocessors as usize;
@@ -158,7 +159,7 @@ impl Cut {
     }
 }
 
-/// Whether the kernels are made for the type, the sizes and the device.
+/// Whether the kernels support the type, the sizes and the device.
 fn fits(problem: &Problem, lane: &Lane) -> bool {
     let Problem { batch, length, heads, width, state, dtype, .. } = *problem;
     let sizes = width == CHUNK && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
@@ -168,7 +169,7 @@ fn fits(problem: &Problem, lane: &Lane) -> bool {
 }
 
 impl<'a> Call<'a> {
-    /// The call, unless it is for another route.
+    /// The call, or `None` where the kernels do not support it.
     fn new(
         problem: &'a Problem,
         inputs: &Named<&Buffer>,
@@ -187,7 +188,7 @@ impl<'a> Call<'a> {
         Ok(Some(call))
     }
 
-    /// Takes memory for step sizes and decays, and states and decays of segments.
+    /// Allocates step sizes and decays, and states and decays of segments.
     fn cut(&mut self, cut: &Cut) -> Result<()> {
         let Problem { batch, heads, width, state, .. } = *self.problem;
         let held = if cut.segments > 1 { batch * heads * cut.segments } else { 0 };
@@ -201,12 +202,12 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// The address of memory of the call's own for that many numbers.
+    /// Allocates a temporary buffer of f32 with these dimensions; returns its address.
     fn numbers(&mut self, dims: &[usize]) -> Result<u64> {
         self.hold(Spec::new(DType::F32, dims)?)
     }
 
-    /// The address of memory of the call's own.
+    /// Allocates a temporary buffer that lives as long as the call; returns its address.
     fn hold(&mut self, spec: Spec) -> Result<u64> {
         let buffer = self.lane.temporary(spec)?;
         let address = self.lane.address(&buffer)?;
@@ -224,11 +225,12 @@ impl<'a> Call<'a> {
         let Problem { batch, heads, .. } = *self.problem;
         let kernel = self.lane.device().kernel(&STEPS, &self.options())?;
         let count = 32 * batch * heads * self.params.chunks as usize;
-        // SAFETY: the op's checks prove the sizes of its tensors; the others are made for these chunks.
+        // SAFETY: the op's checks prove the sizes of its tensors; temporary buffers are allocated for these chunks.
         unsafe { launch_each(self.lane, &kernel, count, &self.params) }
     }
 
-    /// Queues the states at the starts of segments, or in reverse their cotangents at the ends, where there are several.
+    /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where there are
+    /// several segments.
     fn starts(&self, reverse: bool) -> Result<()> {
         let Problem { batch, heads, width, state, .. } = *self.problem;
         if self.params.segments == 1 {
@@ -236,17 +238,18 @@ impl<'a> Call<'a> {
         }
         self.states(reverse, false)?;
         let kernel = self.lane.device().kernel(&CARRY, &self.directed(reverse))?;
-        // SAFETY: as above; `starts` and `totals` are made for these segments.
+        // SAFETY: as above; `starts` and `totals` are allocated for these segments.
         unsafe { launch_each(self.lane, &kernel, batch * heads * width * state, &self.params) }
     }
 
-    /// Queues a pass over states: those before each chunk, or at the ends of segments. In reverse, cotangents.
+    /// Queues a pass over states: with `each` it writes those before each chunk, else those at the ends of segments.
+    /// With `reverse` these are cotangents of the states after chunks, or at the starts of segments.
     fn states(&self, reverse: bool, each: bool) -> Result<()> {
         let options = format!("{} -DTHREADS={THREADS} -DEACH={}", self.directed(reverse), u32::from(each));
         let kernel = self.lane.device().kernel(&STATES, &options)?;
         let shared = states_shared(self.problem.state, reverse && self.params.z != 0) as u32;
-        // SAFETY: as above; the caller has memory for the states of each chunk, and the kernel takes that much shared
-        // memory.
+        // SAFETY: as above; with `each` the caller allocated the states of each chunk, and the kernel uses `shared`
+        // bytes of shared memory.
         unsafe { self.lane.launch_with(&kernel, [self.blocks()?, 1, 1], THREADS as u32, shared, &self.params) }
     }
 
@@ -254,7 +257,7 @@ impl<'a> Call<'a> {
         format!("{} -DREVERSE={}", self.options(), u32::from(reverse))
     }
 
-    /// What all kernels are compiled for.
+    /// The compiler options of all kernels.
     fn options(&self) -> String {
         let there = |address: u64| u32::from(address != 0);
         let Problem { width, state, dtype, step_size, .. } = self.problem;
@@ -274,7 +277,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Bytes of rows of a chunk or of a head in shared memory, which have eight numbers more.
+/// Bytes of the rows of a chunk or of a head in shared memory, each padded by eight elements against bank conflicts.
 fn rows(width: usize) -> usize {
     2 * CHUNK * (width + 8)
 }
@@ -287,7 +290,7 @@ fn states_shared(state: usize, gated: bool) -> usize {
     2 * (rows(state) + rows(CHUNK) + optional_rows(gated) + STEP_BYTES) + rows(state)
 }
 
-/// Bytes of rows that may be absent, in place of which there is a unit.
+/// Bytes of optional rows; where they are absent, their array has one unit.
 fn optional_rows(there: bool) -> usize {
     if there { rows(CHUNK) } else { UNIT as usize }
 }

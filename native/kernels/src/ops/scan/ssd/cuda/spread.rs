@@ -1,6 +1,6 @@
-//! The scan as a selective scan of `H P` channels, to which each head's step size and decay are spread, for any type and
-//! sizes. Sums of gradients over the channels of a head are done in the type of the arithmetic, so the gradient of 16-bit
-//! tensors runs on copies in f32.
+//! The scan as a selective scan of `H P` channels, to which each head's step size and decay are broadcast, for any type
+//! and sizes. Sums of gradients over the channels of a head are done in the type of the arithmetic, so the gradient of
+//! 16-bit tensors runs on copies in f32.
 
 use super::super::{Problem, Ssd};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, type_names};
@@ -18,7 +18,7 @@ params! {
     struct Params {
         from: u64 as "const IN*",
         to: u64 as "OUT*",
-        count: i64, // of numbers of heads
+        count: i64, // elements before they are repeated
         times: i64,
     }
 }
@@ -66,8 +66,8 @@ impl Scan<'_> {
         }
     }
 
-    /// The shape of a tensor of the op for the scan: the last of heads and rows are channels, which numbers of heads and
-    /// rates are spread to.
+    /// The shape of a tensor of the op for the selective scan, whose channels are the rows of all heads. Values of
+    /// heads are repeated for their channels, and `A` also for all states.
     fn shape(&self, name: &str) -> Vec<usize> {
         let Problem { batch, length, heads, width, groups, state, .. } = *self.problem;
         let channels = heads * width;
@@ -80,7 +80,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Tensors that only change their shape.
+    /// Tensors reshaped for the selective scan, without a copy.
     fn shaped(&self, tensors: &Named<&Buffer>) -> Result<Named<Buffer>> {
         tensors.iter().map(|(name, of)| Ok((name.clone(), of.reshape(&self.shape(name))?))).collect()
     }
@@ -90,7 +90,7 @@ impl Scan<'_> {
         inputs.iter().map(|(name, of)| Ok((name.clone(), self.spread(name, of)?))).collect()
     }
 
-    /// A tensor with the shape and the type that the scan takes.
+    /// A tensor with the shape and the type that the scan takes; a copy unless its size and type are the same.
     fn spread(&self, name: &str, of: &Buffer) -> Result<Buffer> {
         let precision = Ssd::INPUTS.iter().find(|slot| slot.name == name).map(|slot| slot.precision);
         let dtype = match name {
@@ -105,17 +105,18 @@ impl Scan<'_> {
         let count = of.spec().shape.elements();
         let kernel = self.lane.device().kernel(&SPREAD, &types([of, &to]))?;
         let params = self.params([of, &to], [count, spec.shape.elements()])?;
-        // SAFETY: the buffers have that many numbers, `to` a multiple of those of `of`.
+        // SAFETY: `params` has the sizes of both buffers, that of `to` a multiple of that of `of`.
         unsafe { launch_each(self.lane, &kernel, spec.shape.elements(), &params) }?;
         Ok(to)
     }
 
-    /// Sums what a tensor was spread to.
+    /// Sums the gradient of a tensor over its repeated elements: the transpose of `spread`.
     fn fold(&self, from: &Buffer, to: &Buffer) -> Result<()> {
         let count = to.spec().shape.elements();
         let kernel = self.lane.device().kernel(&FOLD, &types([from, to]))?;
         let params = self.params([from, to], [count, from.spec().shape.elements()])?;
-        // SAFETY: the buffers have that many numbers, `from` a multiple of those of `to`; each sum has a warp.
+        // SAFETY: `params` has the sizes of both buffers, that of `from` a multiple of that of `to`; each sum has a
+        // warp.
         unsafe { launch_each(self.lane, &kernel, 32 * count, &params) }
     }
 

@@ -1,4 +1,4 @@
-// The products of gradient.cu, and sums over what they give.
+// The products of gradient.cu, and sums of their results.
 
 // Sums over the lanes of a row, or of a column, of a tile.
 __device__ __forceinline__ float row_sum(float v) {
@@ -17,7 +17,7 @@ __device__ __forceinline__ float warp_sum(float v) {
     return v;
 }
 
-// Writes sums of a warp's 16 steps.
+// Writes a sum for each of a warp's 16 steps, over the lanes of its row.
 __device__ __forceinline__ void write_rows(float* to, int row, const float (&sums)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void write_rows(float* to, int row, const float (&sum
     }
 }
 
-// dy silu(z), rounded to factors.
+// dy silu(z), rounded to storage as a factor of products.
 __device__ __forceinline__ void gate(STORAGE* gated, const Stage& stage) {
 #pragma unroll
     for (int pair = threadIdx.x; pair < CHUNK * WIDTH / 2; pair += THREADS) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void gate(STORAGE* gated, const Stage& stage) {
     }
 }
 
-// Products of a warp's steps of `of` with those of `with`, unless all of these come later.
+// Dot products of a warp's steps of `of` with its columns, steps of `with`; zeros where all of these are later.
 template <int INNER, int APART>
 __device__ __forceinline__ void scores(Scores& to, const STORAGE* of, const STORAGE* with, const Work& at) {
     clear(to);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void scores(Scores& to, const STORAGE* of, const STOR
                                        right_at<APART>(with + at.column * SCORES * APART));
 }
 
-// Sums of a lane's pairs of columns of a tile's row up to its own, and of the columns before it.
+// Sums of a tile's row: over the columns before the lane's own pair, and over all columns.
 struct Before {
     float pair, total;
 
@@ -63,8 +63,8 @@ struct Before {
     }
 };
 
-// Of what goes from steps of a warp's columns to its rows: the sum of each row, and for each of these columns t what
-// goes from those before t to t and later ones.
+// Sums of `both`, the contributions from steps of a warp's columns to steps of its rows: over each row, and for each
+// column t over all pairs j < t <= i among these columns j and rows i.
 __device__ __forceinline__ void count(Parts& parts, const Scores& both, const Work& at) {
     float rows[2] = {};
 #pragma unroll
@@ -92,8 +92,8 @@ __device__ __forceinline__ void count(Parts& parts, const Scores& both, const Wo
         if (threadIdx.x % 4 == 0) parts.rows[at.column][at.row + sum_row(0, half)] = rows[half];
 }
 
-// From C B and dy x of a tile: the weights of dy in dx go to shared memory, those of B and C in dC and dB are summed in
-// `sum`, and dy x become what goes from one step to another.
+// From C_i . B_j and dy_i . x_j: writes the weights of dy in dx to shared memory, adds Q_ij, the weights of B and C in
+// dC and dB, to `sum`, and replaces dy_i . x_j by (C_i . B_j) Q_ij, the contribution from step j to step i.
 __device__ __forceinline__ void weigh(Scores& sum, STORAGE* weights, const Stage& stage, const Work& at,
                                       const Scores& cb, Scores& dyx) {
     int first = at.column * SCORES;
@@ -120,8 +120,8 @@ __device__ __forceinline__ void weigh(Scores& sum, STORAGE* weights, const Stage
     }
 }
 
-// Products of a warp's steps, rows of B or C, with the states' rows of a head: row for row of the head, by a factor for
-// each step. Gives the sums of these times `with`.
+// Products of a warp's steps, rows `of` of B or C, with the states of each row of the head, times a factor for each
+// step. Adds to `sums` their dot products with the rows `with` of dy or x.
 __device__ __forceinline__ void read_state(Rows& to, float (&sums)[2], const STORAGE* of, const STORAGE* states,
                                            const STORAGE* with, const float (&factor)[2], const Work& at) {
     clear(to);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void read_state(Rows& to, float (&sums)[2], const STO
         }
 }
 
-// Adds a warp's steps, rows of x or dy by a factor each, times the states.
+// Adds the products of a warp's steps, rows `of` of x or dy times a factor each, with the states.
 __device__ __forceinline__ void add_states(Others& to, const STORAGE* of, const STORAGE* states,
                                            const float (&factor)[2], const Work& at) {
     unsigned from = left_at<WIDTH_APART>(of + at.row * WIDTH_APART);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void add_states(Others& to, const STORAGE* of, const 
     add_weighted<OWN_STATES, WIDTH, STATE_APART>(to, rows, turned_at<STATE_APART>(states + at.column * OWN_STATES));
 }
 
-// A warp's part of the sum of S G of the head.
+// A warp's partial sum of S . G of the head.
 __device__ __forceinline__ float through(const Stage& stage) {
     float sum = 0;
 #pragma unroll
@@ -167,7 +167,8 @@ __device__ __forceinline__ float through(const Stage& stage) {
     return warp_sum(sum);
 }
 
-// Adds the chunk's own: to a warp's steps, weights of later steps times their rows of dy, or of columns of states.
+// Adds the terms within the chunk to a warp's steps: the weights of each step and later ones times their rows of `of`,
+// which is dy or C.
 template <int COLUMNS, int APART>
 __device__ __forceinline__ void add_later(Sums (&to)[1][COLUMNS / 8], const STORAGE* weights, const STORAGE* of,
                                           const Work& at) {
@@ -181,7 +182,7 @@ __device__ __forceinline__ void add_later(Sums (&to)[1][COLUMNS / 8], const STOR
     }
 }
 
-// Likewise of earlier steps, by delta of these where it is given.
+// Likewise for each step and earlier ones, with rows of x or B, and times their delta where it is given.
 template <int COLUMNS, int APART>
 __device__ __forceinline__ void add_earlier(Sums (&to)[1][COLUMNS / 8], const STORAGE* weights, const STORAGE* of,
                                             const float* delta, const Work& at) {
@@ -203,7 +204,7 @@ __device__ __forceinline__ void add_earlier(Sums (&to)[1][COLUMNS / 8], const ST
     }
 }
 
-// The weights summed over heads, for all warps.
+// Writes the weights, summed over heads, to shared memory.
 __device__ __forceinline__ void share(STORAGE* weights, const Scores& sum, const Work& at) {
 #pragma unroll
     for (int n = 0; n < SCORES / 8; n++)

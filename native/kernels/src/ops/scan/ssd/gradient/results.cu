@@ -1,7 +1,7 @@
-// What gradient.cu writes of dx, dz, dB and dC.
+// The outputs dx, dz, dB and dC of gradient.cu.
 
-// dx and dz of a warp's steps from u = dx / delta before the skip, and from y before skip and gate. They take the place
-// of the states in shared memory. Sums x u of each step, and dy x of each row of the head.
+// dx and dz of a warp's steps from u = dx / delta before the skip, and from y before skip and gate. They overwrite the
+// states in shared memory. Also sums x u over each step, and dy x over each row of the head.
 __device__ __forceinline__ void finish(Stage& stage, Parts& parts, const Params& p, const Work& at, int head,
                                        const Rows& u, const Rows& y) {
     float input[2] = {};
@@ -45,7 +45,7 @@ __device__ __forceinline__ void finish(Stage& stage, Parts& parts, const Params&
     write_rows(parts.input[at.column], at.row, input);
 }
 
-// Writes the steps of the chunk that are there.
+// Writes rows of the chunk's steps within the sequence.
 __device__ __forceinline__ void write_out(STORAGE* to, const STORAGE* from, const Params& p, const Work& at, int head) {
 #pragma unroll
     for (int unit = threadIdx.x; unit < CHUNK * WIDTH / 8; unit += THREADS) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void write_out(STORAGE* to, const STORAGE* from, cons
     }
 }
 
-// Writes dB or dC of a warp's steps, or the block's part of them.
+// Writes dB or dC of a warp's steps, or the block's partial sums where a group has several blocks.
 __device__ __forceinline__ void write_states(STORAGE* to, float* part, const Others& sums, const Params& p,
                                              const Work& at) {
     part += at.part * p.batch * p.length * p.groups * STATE;

@@ -1,4 +1,5 @@
-// From the parts of sums: ddt, and the chunk's parts of dA, dD and ddt_bias. A warp does it, and a lane has two steps.
+// From the partial sums: ddt, and the chunk's parts of dA, dD and ddt_bias. A single warp computes them, with two steps
+// per lane.
 
 template <int PARTS, int LENGTH>
 __device__ __forceinline__ float sum_parts(const float (&parts)[PARTS][LENGTH], int at) {
@@ -8,7 +9,7 @@ __device__ __forceinline__ float sum_parts(const float (&parts)[PARTS][LENGTH], 
     return sum;
 }
 
-// Sums of two steps of a lane and all later ones, in place.
+// Inclusive suffix sums, of two steps per lane, in place.
 __device__ __forceinline__ void sum_later(float (&of)[2]) {
     int lane = threadIdx.x % 32;
     float sum = of[0] + of[1];
@@ -22,7 +23,7 @@ __device__ __forceinline__ void sum_later(float (&of)[2]) {
     of[0] += of[1];
 }
 
-// Sums of all steps before each of two steps of a lane, in place.
+// Exclusive prefix sums, of two steps per lane, in place.
 __device__ __forceinline__ void sum_earlier(float (&of)[2]) {
     int lane = threadIdx.x % 32;
     float sum = of[0] + of[1];
@@ -36,7 +37,7 @@ __device__ __forceinline__ void sum_earlier(float (&of)[2]) {
     of[1] = of[0] + first;
 }
 
-// What goes across each of two steps, from steps before it to itself and later ones: what warps counted among the
+// Contributions across each of two steps, from earlier ones to itself and later ones: those that warps summed among the
 // columns that have the step, and the rows of the columns before these.
 __device__ __forceinline__ void across_steps(float (&to)[2], const Parts& parts) {
     int first = threadIdx.x % 32 * 2;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void across_steps(float (&to)[2], const Parts& parts)
     }
 }
 
-// What goes through the decay of each of two steps: from steps before it, or S, to itself and later ones, or to G.
+// Contributions through the decay of each of two steps, from S and earlier steps to itself, later ones and G.
 __device__ __forceinline__ void through_decays(float (&to)[2], const Parts& parts, const Stage& stage) {
     float later[2], earlier[2], all = 0;
 #pragma unroll
@@ -74,7 +75,7 @@ __device__ __forceinline__ void through_decays(float (&to)[2], const Parts& part
     for (int e = 0; e < 2; e++) to[e] += all + later[e] + earlier[e];
 }
 
-// The chunk's part of dD. `run` is the chunk of the head.
+// The chunk's part of dD. `run` is the index of the batch, chunk and head.
 __device__ __forceinline__ void write_skip(const Parts& parts, const Params& p, i64 run) {
     float sum = 0;
 #pragma unroll

@@ -1,6 +1,6 @@
-// The work of a block of gradient.cu, and what it has in shared memory.
+// The work of a block of gradient.cu, and its shared memory.
 
-// Each warp has whole tiles of columns, the last of which may be past the states.
+// States including padding: each warp has whole tiles of columns, the last of which may be past the states.
 constexpr int STATES = (STATE + 16 * SPLIT - 1) / (16 * SPLIT) * (16 * SPLIT);
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
 constexpr int STATE_APART = (STATES > WIDTH ? STATES : WIDTH) + 8, WIDTH_APART = WIDTH + 8;
@@ -12,16 +12,16 @@ typedef Sums Scores[1][SCORES / 8];
 typedef Sums Rows[1][OWN_WIDTH / 8];
 typedef Sums Others[1][OWN_STATES / 8];
 
-// What differs from head to head. In the end `before` and `after` take dx and dz.
+// The data of a head. `before` and `after` are reused for dx and dz.
 struct Stage {
     STORAGE x[CHUNK * WIDTH_APART], dy[CHUNK * WIDTH_APART], z[GATE ? CHUNK * WIDTH_APART : 8];
     STORAGE before[WIDTH * STATE_APART], after[WIDTH * STATE_APART];
     float delta[CHUNK], decay[CHUNK];
 };
 
-// Sums over a warp's columns, or over its steps.
+// Partial sums, over a warp's columns or over its steps.
 struct Parts {
-    // What goes from steps to others: from a warp's columns to each step, and across each step among these columns.
+    // Contributions between steps: from a warp's columns to each step, and across each step among these columns.
     float rows[SPLIT][CHUNK], within[GROUPS][CHUNK];
     // From S to each step, and from each step to G; from S to G, by warp.
     float from_state[SPLIT][CHUNK], to_state[SPLIT][CHUNK], through[WARPS];
@@ -53,7 +53,7 @@ struct Work {
 
     __device__ __forceinline__ static i64 least(i64 a, i64 b) { return a < b ? a : b; }
 
-    // A step of the chunk, of a head in it, and the chunk of a head.
+    // The index of a step of the chunk, of that step of a head, and of the chunk of a head.
     __device__ __forceinline__ i64 step(const Params& p, int i) const {
         return (i64)batch * p.length + chunk * CHUNK + i;
     }

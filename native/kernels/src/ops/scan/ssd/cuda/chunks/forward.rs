@@ -6,7 +6,7 @@
 //! S  <- exp(l_T) S + sum_j exp(l_T - l_j) delta_j x_j B_j
 //! ```
 //!
-//! All four products take factors rounded to storage, and sum in f32; the state stays in f32.
+//! The factors of all four products are rounded to the storage type, and sums are in f32; the state stays in f32.
 
 use super::{CHUNK, Call, MMA, Params, Problem, ROWS, SEGMENTS, STEP_BYTES, THREADS, rows};
 use crate::cuda::{Buffer, Lane, Source};
@@ -15,11 +15,11 @@ use crate::op::Named;
 
 const CHUNKS: Source<Params> = Source::new("ssd_chunks", include_str!("../../chunks.cu")).after(&[MMA, ROWS, SEGMENTS]);
 
-/// A call that this route takes.
+/// A call that the kernels support.
 pub struct Chunks<'a>(Call<'a>);
 
 impl<'a> Chunks<'a> {
-    /// The call, unless it is for another route.
+    /// The call, or `None` where the kernels do not support it.
     pub fn new(
         problem: &'a Problem,
         inputs: &Named<&Buffer>,
@@ -39,8 +39,8 @@ impl<'a> Chunks<'a> {
         call.starts(false)?;
         let kernel = call.lane.device().kernel(&CHUNKS, &format!("{} -DTHREADS={THREADS}", call.options()))?;
         let shared = shared(call.problem.state) as u32;
-        // SAFETY: the op's checks prove the sizes of its tensors, the others are the call's; the kernel takes that much
-        // shared memory.
+        // SAFETY: the op's checks prove the sizes of its tensors, the others are the call's; the kernel uses `shared`
+        // bytes of shared memory.
         unsafe { call.lane.launch_with(&kernel, [call.blocks()?, 1, 1], THREADS as u32, shared, &call.params) }
     }
 }

@@ -10,22 +10,23 @@
 //! G   <- exp(l_T) G + sum_i exp(l_i) dy'_i C_i                     (the cotangent of S)
 //! ```
 //!
-//! `dB` and `dC` sum over the heads of a group, so a block takes heads one after the other: `C_i . B_j` is found once,
-//! and `Q` is summed before its two products. `ddelta_t = A e_t + x_t . u_t` and `dA = sum_t delta_t e_t`, where `e_t`
-//! is all that goes through the decay of step `t`, from earlier steps or `S` to step `t`, later ones or `G`:
+//! `dB` and `dC` sum over the heads of a group, so a block processes heads one after the other: `C_i . B_j` is computed
+//! once, and `Q` is summed over heads before its two products. `dA = sum_t delta_t e_t` and `ddelta_t = A e_t + x_t .
+//! u_t`, where `e_t` is the sum of all contributions through the decay of step `t`, from `S` and earlier steps to step
+//! `t`, later ones and `G`:
 //!
 //! ```text
 //! e_t = exp(l_T) (S . G) + sum_{i >= t} V_i + sum_{j < t} W_j + sum_{j < t <= i} (C_i . B_j) Q_ij
 //! V_i = exp(l_i) dy'_i . S C_i        W_j = exp(l_T - l_j) delta_j x_j . G B_j
 //! ```
 //!
-//! No sum has terms that another one takes away again. `e_t` is also `sum_{i >= t} (dy'_i . y'_i - delta_i x_i . u_i) + ...`,
-//! a difference of two sums whose factors were rounded to storage separately, and which does not become 0 where the decay
-//! of the step does. The last sum is therefore counted over pairs of steps, by prefix sums of rows, from the f32 sums of
+//! No two of these sums cancel. `e_t` is also `sum_{i >= t} (dy'_i . y'_i - delta_i x_i . u_i) + ...`, but that is a
+//! difference of two sums whose factors were rounded to storage separately, and does not become 0 where the decay of
+//! the step does. The last sum is therefore taken over pairs of steps, by prefix sums of rows, from the f32 sums of
 //! exact products.
 //!
-//! Products take factors rounded to storage, `S` and `G` among them, and sum in f32. States and their cotangents are
-//! found chunk by chunk before, in f32, by [`Call::states`].
+//! The factors of products, `S` and `G` among them, are rounded to the storage type, and sums are in f32. States and
+//! their cotangents are computed before, chunk by chunk in f32, by [`Call::states`].
 
 use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, optional_rows, rows};
 use crate::cuda::{Buffer, Lane, Source, columns, grid_size};
@@ -47,10 +48,10 @@ const GRADIENT: Source<Params> = Source::new("ssd_gradient", include_str!("../..
 /// Warps that share 16 steps of a chunk.
 const SPLIT: usize = 4;
 const WARPS: usize = SPLIT * CHUNK / 16;
-/// The time that a block takes besides that of its heads, in heads.
+/// The fixed time of a block, in units of the time of a head.
 const ENDS: usize = 2;
 
-/// A call that this route takes.
+/// A call that the kernels support.
 pub struct Gradient<'a> {
     call: Call<'a>,
     outputs: &'a Named<&'a Buffer>,
@@ -58,12 +59,12 @@ pub struct Gradient<'a> {
     parts: Parts,
 }
 
-/// How the work is cut for the device.
+/// How the work is divided for the device.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// Heads in shared memory.
+    /// Stages in shared memory, each with a head.
     stages: usize,
-    /// Parts of a group of heads, each for a block, and their heads.
+    /// Parts of a group of heads, a block for each, and the heads of a part.
     parts: usize,
     some_heads: usize,
 }
@@ -79,13 +80,14 @@ impl Layout {
     }
 }
 
-/// How many heads a block takes, of `heads` in a group, so that `multiprocessors` are done soonest with all blocks.
+/// The heads of a part, out of `heads` in a group, with which all blocks take the least time: `multiprocessors` of them
+/// run at once.
 fn heads_of_part(blocks: usize, heads: usize, multiprocessors: usize) -> usize {
     let time = |some: usize| (blocks * heads.div_ceil(some)).div_ceil(multiprocessors) * (some + ENDS);
     (1..=heads).rev().min_by_key(|&some| time(some)).unwrap_or(1)
 }
 
-/// Parts of gradients that are sums over blocks. Those of `B` and `C` are there where a group has several.
+/// Partial sums of gradients, by block. Those of `B` and `C` exist where a group has several parts.
 struct Parts {
     a: Buffer,
     d: Option<Buffer>,
@@ -110,7 +112,7 @@ impl Parts {
 }
 
 impl<'a> Gradient<'a> {
-    /// The call, unless it is for another route.
+    /// The call, or `None` where the kernels do not support it.
     pub fn new(
         problem: &'a Problem,
         inputs: &Named<&Buffer>,
@@ -144,12 +146,12 @@ impl<'a> Gradient<'a> {
         let kernel = call.lane.device().kernel(&GRADIENT, &options)?;
         let blocks = grid_size(batch * groups * call.params.chunks as usize * parts)?;
         let shared = shared(state, call.params.z != 0, stages) as u32;
-        // SAFETY: the op's checks prove the sizes of its tensors, the others are made for these chunks and parts; the
-        // kernel takes that much shared memory.
+        // SAFETY: the op's checks prove the sizes of its tensors, the others are allocated for these chunks and parts;
+        // the kernel uses `shared` bytes of shared memory.
         unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], threads as u32, shared, &call.params) }
     }
 
-    /// Queues the sums of parts.
+    /// Queues the kernels that add up the partial sums.
     fn sum(&self) -> Result<()> {
         let (call, parts) = (&self.call, &self.parts);
         let runs = call.problem.batch * call.params.chunks as usize;
@@ -161,7 +163,7 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// Takes memory for the states of each chunk and their cotangents, and tells the kernels where parts of sums go.
+/// Allocates the states of each chunk and their cotangents, and sets the addresses of the partial sums.
 fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
     let Problem { batch, heads, width, state, dtype, .. } = *call.problem;
     let states = Spec::new(dtype, &[batch * heads, call.params.chunks as usize, width, state])?;
@@ -177,8 +179,9 @@ fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of shared memory: `stages` of x, dy, z, states and steps, then B, C, weights, the gated dy and the sums over
-/// parts of columns and of steps. Each warp has whole tiles of states, and rows of these have room for dx and dz.
+/// Bytes of shared memory: `stages` stages of x, dy, z, states and steps, then B, C, weights, the gated dy and partial
+/// sums over columns and over steps. States are padded to whole tiles of each warp, and their rows have room for dx and
+/// dz.
 fn shared(state: usize, gated: bool, stages: usize) -> usize {
     let states = rows(state.next_multiple_of(16 * SPLIT).max(CHUNK));
     let stage = 2 * rows(CHUNK) + optional_rows(gated) + 2 * states + STEP_BYTES;
@@ -192,7 +195,7 @@ mod tests {
 
     #[test]
     fn blocks_fill_the_device() {
-        // Two turns of 132 blocks with all heads are sooner done than four with half of them.
+        // Two waves of 132 blocks with all heads take less time than four with half of them.
         assert_eq!(heads_of_part(256, 24, 132), 24);
         assert_eq!(heads_of_part(1, 24, 132), 1);
         assert_eq!(heads_of_part(66, 24, 132), 12);
