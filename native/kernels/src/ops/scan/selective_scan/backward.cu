@@ -2,7 +2,7 @@
 // cuda/backward.rs chooses the macros:
 //   N       states of this launch           K, P   states per thread, threads per channel (K P >= N)
 //   M       channels per thread             WARPS  warps per block
-//   MIN     blocks that a multiprocessor must have room for
+//   MIN     resident blocks of a multiprocessor, at least
 //   CONSTANT_B, CONSTANT_C   B and C are (D, N) rather than shared by all channels of the block
 //   RAGGED  whether some threads have padding channels
 //   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, MASK, DSTATES, SLABS   the call's inputs and options
@@ -13,14 +13,14 @@
 // A thread holds K states of M channels, and a warp 32 / P groups of such threads. Sums over the
 // states of a channel and over channels are mostly sums in a thread; the rest are shuffles.
 //
-// The second pass goes through tiles of TILE steps from the last to the first, and in each of them
-// forwards to the start of every SUB steps, whose states go to shared memory; then backwards: SUB
-// steps forwards again with their intermediate values in registers, and back through them. Every
-// decay is computed three times, which is cheaper than storing it.
+// The second pass processes tiles of TILE steps from the last to the first. In a tile it goes forwards once, and stores
+// the states before every SUB steps in shared memory; then backwards: it recomputes SUB steps forwards with their
+// intermediate values in registers, and goes back through them. Every decay is computed three times, which is cheaper
+// than storing it.
 //
-// A chunk's first pass also finds the adjoint that it hands to the chunk before it: a[1] g[1] is the
-// sum of a[1] ... a[t] v[t] over the steps, without an adjoint from later chunks, and can be summed
-// forwards. `compose.cu` combines the states and adjoints of all chunks.
+// A chunk's first pass also computes the adjoint that it passes to the chunk before it: a[1] g[1] is the sum of a[1]
+// ... a[t] v[t] over the steps, without an adjoint from later chunks, and can be summed forwards. `compose.cu` combines
+// the states and adjoints of all chunks.
 //
 // Limits and history, f32 on an H200 (132 multiprocessors at 1.98 GHz), ms for B x L x D x N of
 //                       32x60x512x16  1x2048x1536x16  8x2048x2048x16  8x2048x5120x16
@@ -36,7 +36,7 @@
 //     loads of a tile's start together, prefetch of the next tile, better layouts
 // Pass 2 issues in about half of all clocks: its two warps a scheduler wait for shuffles,
 // exponentials and loads from shared memory, and there are no registers for more.
-// Tried in vain: all shuffles of SUB steps together (1.67 for the third shape: registers spill); two
+// Tried without gain: all shuffles of SUB steps together (1.67 for the third shape: registers spill); two
 // channels a thread and three warps a scheduler, which is as fast; decays recomputed instead
 // of stored, so that four warps a scheduler fit with two channels a thread (1.25) and three with four (1.51).
 

@@ -1,7 +1,7 @@
 //! The gradient of the selective scan.
 //!
-//! Given the cotangents `dy`, `dlast_state` and `dstates` (those of outputs that played no part are
-//! zero), with `dy' = dy * silu(z)` and with `y'` the output before its gate, time runs backwards:
+//! Given the cotangents `dy`, `dlast_state` and `dstates` (zero for outputs that were not used), with `y'` the output
+//! before its gate and with `dy' = dy * silu(z)`, time runs backwards:
 //!
 //! ```text
 //! g[t] = dy'[t] C[t] + dstates[t] + a[t+1] g[t+1]        a[L+1] g[L+1] = dlast_state
@@ -12,10 +12,10 @@
 //! dz = dy y' silu'(z)                                    dinitial_state = a[1] g[1]
 //! ```
 //!
-//! `dB` and `dC` sum over the channels of a group; where B or C is the same at every step, over batch
-//! and time. States are not kept by the forward scan but computed again from states at the ends of
-//! chunks, forwards: dividing by `a` would fail where it is 0. All sums are done in an order that
-//! depends on the call alone, so repeating a call repeats every bit.
+//! `dB` and `dC` sum over the channels of a group; where B or C is the same at every step, over batch and time. The
+//! forward scan does not keep states: they are recomputed forwards, from states at the ends of chunks, since going
+//! backwards would divide by `a`, which may be 0. The order of all sums depends on the call alone, so repeating a call
+//! repeats every bit.
 
 use super::{SelectiveScan, cpu, cuda, reference};
 use crate::op::{self, Backward, Differentiable, Op, Slot};

@@ -1,11 +1,11 @@
 // Shared by the scan and its gradient. A thread holds K states of a channel, which has P lanes;
 // there are N states.
 
-// Rows of states are read and written 16 bytes at a time if they are aligned to that.
+// Rows of states are loaded and stored 16 bytes at a time where they are aligned to that.
 struct __align__(16) Unit { REAL v[16 / sizeof(REAL)]; };
 constexpr int UNIT = 16 / sizeof(REAL);
 
-// Whether state k of a lane exists.
+// Whether state k of a lane exists, rather than being padding.
 __device__ __forceinline__ bool exists(int lane, int k) { return K * P == N || lane * K + k < N; }
 
 // `row` points to the lane's states; `wide` says that rows start at multiples of 16 bytes.
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_row(REAL* row, const REAL (&from)[K], int 
     }
 }
 
-// A state that decayed by 2^decay; an infinite decay must not turn a zero state into NaN.
+// 2^decay * state + plus. A zero state stays zero, since an infinite 2^decay would turn it into NaN.
 __device__ __forceinline__ REAL decayed(REAL decay, REAL state, REAL plus) {
     return state == REAL(0) ? plus : fma(exp2_fast(decay), state, plus);
 }

@@ -1,15 +1,15 @@
-// Combines the states of chunks. Before, each chunk has its last state from an initial state of zero, the adjoint
-// that it passes on without one from later chunks, and the sum of its deltas; afterwards it has its last state and
-// its incoming adjoint.
+// Combines the states of chunks. On entry each chunk has its last state from an initial state of zero, the adjoint that
+// it passes on for an incoming adjoint of zero, and the sum of its deltas; on return it has its last state and its
+// incoming adjoint.
 
 constexpr int BATCH = 8;
 
-// Visits all chunks but one, forwards or backwards.
+// Carries states forwards, or adjoints backwards, through all chunks.
 template <bool BACK>
 __device__ __forceinline__ void walk(const Compose& p, REAL carry, REAL a, i64 i) {
     i64 all = p.rows * p.width, row = i / p.width;
     for (i64 first = 0; first < p.chunks; first += BATCH) {
-        // All loads before the first use: each takes longer than all the rest.
+        // All loads are issued before the first use, since their latency dominates.
         REAL own[BATCH], decay[BATCH];
         REAL* place[BATCH];
 #pragma unroll

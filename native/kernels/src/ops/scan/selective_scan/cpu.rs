@@ -5,8 +5,8 @@
 //! transposition, and so is fast for single steps, for few channels, and where every state is written out.
 //!
 //! Blocks are independent. Where there are far fewer of them than threads, time is split as well. All chunks are
-//! scanned at once from zero for the states at their ends. The true states follow by composing them: the decay over
-//! a chunk is `exp(A * sum of delta)`. Then the chunks are scanned again from there. [`backward`] is the gradient.
+//! scanned in parallel from zero for the states at their ends. Composing these gives the true states: the decay over a
+//! chunk is `exp(A * sum of delta)`. Then the chunks are scanned again from there. [`backward`] is the gradient.
 
 mod backward;
 mod by_channel;
@@ -33,17 +33,17 @@ pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>,
 /// Below this many state updates waking a second thread costs more than it saves.
 const WORTH_SHARING: usize = 1 << 16;
 
-/// The fewest steps of a chunk: its end state costs a pass of its own.
+/// The fewest steps of a chunk: its end state costs an additional pass.
 const SHORTEST_CHUNK: usize = 64;
 
-/// How many pieces of work each thread gets: several, so that a thread that is held up gets help.
+/// Pieces of work per thread: several, so that other threads can take over from one that is delayed.
 const PIECES_PER_THREAD: usize = 8;
 
 /// A call, cut into segments: by channels, then batch, then chunk of time.
 struct Plan<'a, S: Storage> {
     call: Call<'a, S>,
     exec: Exec,
-    /// Channels in a segment, but for the last.
+    /// Channels of a segment; the last one may have fewer.
     width: usize,
     chunks: usize,
     by_state: bool,
@@ -52,11 +52,11 @@ struct Plan<'a, S: Storage> {
 /// The initial states of a pass over all segments, and its outputs.
 #[derive(Clone, Copy)]
 enum Pass<'p, E> {
-    /// From the initial state; leaves the outputs. For segments as long as the sequence.
+    /// Scans from the initial state and writes the outputs. For segments as long as the sequence.
     Whole,
-    /// From zero; leaves each segment's end state and its sum of rates.
+    /// Scans from zero, and writes each segment's end state and its sum of rates.
     Ends { states: &'p Shared<'p, E>, rates: &'p Shared<'p, E> },
-    /// From the end of the segment before; leaves the outputs.
+    /// Scans from the end state of the segment before, and writes the outputs.
     From { states: &'p [E] },
 }
 
@@ -115,8 +115,8 @@ impl<'a, S: Storage> Plan<'a, S> {
         })
     }
 
-    /// Turns end states of chunks that started from zero into true ones, in place: the first chunk
-    /// started from the initial state, so its own is true.
+    /// Turns end states of chunks that were scanned from zero into true ones, in place. The first chunk started from
+    /// the initial state, so its end state is true already.
     fn compose(&self, states: &mut [S::Wide], rates: &[S::Wide]) {
         for i in (0..self.segments()).filter(|i| i % self.chunks > 0) {
             let channels = self.segment(i).channels;
@@ -135,19 +135,19 @@ impl<'a, S: Storage> Plan<'a, S> {
     }
 }
 
-/// How many chunks time is split into: 1 unless that puts three times the threads to work, since chunks are
-/// scanned twice.
+/// The number of chunks of time: 1 unless at least three can run in parallel, since chunks are scanned twice.
 fn chunks(independent: usize, length: usize, threads: usize) -> usize {
     let chunks = (threads / independent.max(1)).min(length / SHORTEST_CHUNK);
     if chunks >= 3 { chunks } else { 1 }
 }
 
-/// How many blocks make a segment: several, if that leaves some segments for each thread.
+/// The number of blocks of a segment: several, if that leaves at least two segments for each thread.
 fn blocks_together(blocks: usize, threads: usize) -> usize {
     (blocks / (threads * 2)).clamp(1, by_channel::BLOCKS)
 }
 
-/// Compares vector operations: a sum over lanes adds about half to the cost of a state.
+/// Compares numbers of vector operations: with states in lanes, the sum over lanes adds about half to the cost of a
+/// state.
 fn by_state_is_faster(problem: &Problem, lanes: usize) -> bool {
     const TOO_SHORT_TO_TRANSPOSE: usize = 4;
     let Problem { length, channels, state, .. } = *problem;
@@ -156,7 +156,7 @@ fn by_state_is_faster(problem: &Problem, lanes: usize) -> bool {
     length <= TOO_SHORT_TO_TRANSPOSE || by_state < by_channel
 }
 
-/// Asks how many lanes a level has.
+/// Returns the number of lanes of a level.
 struct Lanes;
 
 impl<E: Real> Work<E> for Lanes {
@@ -167,7 +167,7 @@ impl<E: Real> Work<E> for Lanes {
     }
 }
 
-/// Some neighbouring segments, scanned by one thread.
+/// A range of segments, scanned by one thread.
 struct Piece<'p, 'a, S: Storage> {
     plan: &'p Plan<'a, S>,
     pass: Pass<'p, S::Wide>,
@@ -199,8 +199,7 @@ impl<S: Storage> Work<S::Wide> for Piece<'_, '_, S> {
 }
 
 impl<S: Storage> Piece<'_, '_, S> {
-    /// The state of a segment: where it starts from, and where its end is wanted; and the place for
-    /// its sums of rates.
+    /// The states of segment `i` at its start and its end, and the buffer for its sums of rates.
     fn ends<'s>(
         &'s self,
         i: usize,
@@ -212,11 +211,11 @@ impl<S: Storage> Piece<'_, '_, S> {
         let states = channels * plan.call.problem.state;
         let last = segment.time.end == plan.call.problem.length;
         let (wanted, rates) = match self.pass {
-            // SAFETY: every segment has a part of its own in both.
+            // SAFETY: every segment has its own part of both.
             Pass::Ends { states: ends, rates } => unsafe {
                 (Some(ends.part(i * plan.states(), states)), rates.part(i * plan.width, channels))
             },
-            // SAFETY: of the segments of some channels only one is last.
+            // SAFETY: of the segments of the same channels and batch only one is the last.
             _ if last => (unsafe { plan.call.last_state(segment) }, &mut spare_rates[..channels]),
             _ => (None, &mut spare_rates[..channels]),
         };
@@ -228,7 +227,7 @@ impl<S: Storage> Piece<'_, '_, S> {
         (State { start: self.start(i, segment, states), end, keep }, rates)
     }
 
-    /// The `len` states that a segment starts from; `None` is zero.
+    /// The `len` states that a segment starts from; `None` stands for zeros.
     fn start(&self, i: usize, segment: &Segment, len: usize) -> Option<&[S::Wide]> {
         match self.pass {
             _ if segment.time.start == 0 => self.plan.call.initial_state(segment),

@@ -62,7 +62,7 @@ params! {
         // End states and sums of delta of all chunks but the last, (chunks - 1, B, D, N) and (chunks - 1, B, D).
         ends: u64 as "REAL*",
         sums: u64 as "REAL*",
-        // y of the slabs of states before this one, (B, L, D).
+        // Sums of y over the slabs of states before this one, (B, L, D).
         partial: u64 as "REAL*",
         batch: i64,
         length: i64,
@@ -73,13 +73,14 @@ params! {
         groups_c: i64,
         share_b: i64,
         share_c: i64,
-        // Channels that blocks do not mix with others.
+        // Channels of a section. No block has channels of two sections, so that its tiles of B and C are those of one
+        // group.
         section: i64,
         // Steps per chunk, a multiple of the tile, and the number of chunks.
         chunk: i64,
         chunks: i64,
         first_state: i64,
-        // How many sections there are, and blocks in each.
+        // The number of sections, and of blocks in each.
         sections: u32,
         section_blocks: u32,
         lo: R,
@@ -89,7 +90,7 @@ params! {
     }
 }
 
-/// A call whose buffers are known, with the parameters that do not depend on its layout.
+/// A call with the addresses of its buffers and the parameters that do not depend on its layout.
 struct Call<'a, R> {
     problem: &'a Problem,
     lane: &'a Lane,
@@ -205,7 +206,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
     }
 }
 
-/// Whether there is something at an address, as the compiler's options say it.
+/// 1 for an optional tensor that is given, else 0, for the compiler's options.
 fn given(address: u64) -> u32 {
     u32::from(address != 0)
 }

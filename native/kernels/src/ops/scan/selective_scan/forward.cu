@@ -1,16 +1,16 @@
 // The selective scan, forward, after common.cu. The formula is in mod.rs; cuda.rs chooses the macros:
 //   N       states of this launch           K, P   states per thread, threads per channel (K P >= N)
-//   S       steps a thread owns per tile    Q      steps that P lanes do together: P, or 1 where L = 1
-//   WARPS   warps per block                 MIN    blocks that a multiprocessor must have room for
+//   S       steps a thread owns per tile    Q      steps that P lanes share among them: P, or 1 where L = 1
+//   WARPS   warps per block                 MIN    resident blocks of a multiprocessor, at least
 //   NEAR    whether offsets within a tile fit 32 bits
 //   FORM_B, FORM_C   the forms of B and C: TILE (shared by all channels of the block), DIRECT (a group
 //                    per few channels), CONSTANT (D, N)
 //   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   the call's inputs and options
 //   ENDS    whether this is the first of two passes over chunks: the last state of each chunk
 //
-// Time is the loop and states are registers. P neighbouring lanes share a channel; over P steps
-// each of them loads, prepares and finishes one, so nothing is computed twice, and P - 1 shuffles
-// sum y for P steps at once. Loads run one tile of Q S steps ahead, in registers.
+// Time is the loop, and states are in registers. P neighbouring lanes share a channel; of P steps each lane loads,
+// prepares and finishes one, so nothing is computed twice, and P - 1 shuffles sum y for P steps at once. Loads run one
+// tile of Q S steps ahead, in registers.
 //
 // History, f32 on an H200 (132 multiprocessors at 1.98 GHz), ms for B x L x D x N of
 //                       32x60x512x16  8x2048x2048x16  8x2048x5120x16  1x2048x1536x16
@@ -22,7 +22,7 @@
 //     whole tiles without masks, running pointers: 8 instructions a state and step, 5 of them needed
 //   version 3           0.0104        0.197           0.472           0.045
 //     no divisions before the first load; registers for 12 to 16 warps a multiprocessor, no more
-// Tried in vain: two sums for y; fetching after the tile rather than before it; 16-bit values held
+// Tried without gain: two sums for y; fetching after the tile rather than before it; 16-bit values held
 // in whole registers; tiles of more than 128 states and steps a thread, whose code outgrows the
 // instruction cache.
 
@@ -54,7 +54,7 @@ typedef i64 Offset;
 template <typename T>
 __device__ __forceinline__ T& behind(T* base, Offset offset) { return *(T*)((char*)base + offset); }
 
-// Walks over the rows of B or C.
+// The current row of B or C, and the stride from step to step.
 struct Rows {
     const STORAGE* row;
     i64 stride;
@@ -72,19 +72,19 @@ struct Shared {
 struct Scan {
     const Params& p;
     Shared& shared;
-    // Where the thread is: batch, chunk, channel, lane within the channel, first state.
+    // The thread's batch, chunk, channel, lane within the channel and first state.
     i64 batch, j, channel, first;
     int lane;
     bool alive;
-    // Rows of A and of states start at multiples of 16 bytes.
+    // Whether rows of A and of states start at multiples of 16 bytes.
     bool wide;
     REAL a[K], h[K], b_row[K], c_row[K], bias, skip, lo, hi, sum = 0;
     Rows from_b, from_c;
-    // The next tile, on its way.
+    // The next tile, whose loads are in flight.
     Owned next;
     STORAGE next_b[FETCHED], next_c[FETCHED];
-    // This thread's first step of the tile fetched next, and of the tile at hand; and how many bytes
-    // its further steps are apart.
+    // Addresses of this thread's first step in the tile fetched next (x, dt, z) and in the current one (y, `tile`), and
+    // the stride in bytes from one of its steps to the next.
     const STORAGE *x, *dt, *z;
     STORAGE* y;
     i64 tile;
@@ -92,7 +92,7 @@ struct Scan {
 
     __device__ __forceinline__ Scan(const Params& p, Shared& shared) : p(p), shared(shared) {
         unsigned block = blockIdx.x, section = 0;
-        // The first pass leaves the last chunk out, as its final state is not needed yet.
+        // The first pass skips the last chunk, whose end state no other chunk needs.
         unsigned runs = ENDS ? p.chunks - 1 : p.chunks;
         batch = blockIdx.z * (i64)gridDim.y + blockIdx.y;
         j = 0;
@@ -101,7 +101,7 @@ struct Scan {
         i64 corner = (i64)block * (WARPS * CHANNELS);
         i64 last = p.section - 1 - corner;
         alive = threadIdx.x / P <= last;
-        // Threads without a channel do what the last one does, but write nothing.
+        // Threads past the last channel compute it too, for shuffles and barriers, but write nothing.
         int local = alive ? threadIdx.x / P : last;
         corner += section * p.section;
         lane = threadIdx.x % P;
@@ -132,7 +132,7 @@ struct Scan {
         for (int k = 0; k < K; k++) to[k] = inside && exists(lane, k) ? widen(row[k]) : REAL(0);
     }
 
-    // Element i of those that this thread brings into a tile: its step and its state.
+    // The step and the state of the i-th element that this thread loads for a tile.
     __device__ __forceinline__ void element(int i, int& step, int& n) {
         constexpr int WIDTH = N > 0 ? N : 1;
         if (THREADS % WIDTH == 0) {
@@ -142,7 +142,7 @@ struct Scan {
         }
     }
 
-    // `left` counts the steps from the tile's first on; WHOLE says that they fill it.
+    // `left` is the number of the tile's steps within the chunk; WHOLE says that all of them are.
     template <bool WHOLE>
     __device__ __forceinline__ void fetch_tile(STORAGE (&to)[FETCHED], const Rows& from, int left) {
         int step, n;
@@ -159,7 +159,7 @@ struct Scan {
         }
     }
 
-    // Spreads them into the shared tile; `offset` is 0 for B and K for C.
+    // Writes the loaded elements to the shared tile; `offset` is 0 for B and K for C.
     __device__ __forceinline__ void spread_tile(int buffer, const STORAGE (&from)[FETCHED], int offset) {
 #pragma unroll
         for (int i = 0; i < FETCHES; i++) {
@@ -170,13 +170,13 @@ struct Scan {
         }
     }
 
-    // Whether this thread owns step s of a tile, and it is one of the `left`.
+    // Whether this thread owns a step in round s of a tile, and that step is one of the first `left`.
     template <bool WHOLE>
     __device__ __forceinline__ bool owns(int s, int left) {
         return (Q == P || lane < Q) && (WHOLE || s * Q + lane < left);
     }
 
-    // Brings the next tile on its way.
+    // Issues the loads of the next tile.
     template <bool WHOLE>
     __device__ __forceinline__ void fetch(int left) {
 #pragma unroll
@@ -245,14 +245,14 @@ struct Scan {
 #pragma unroll
         for (int k = 0; k < K; k++) a[k] *= REAL(LOG2_E);
         if (!ENDS && j > 0) carry();
-        // States that only pad a lane are never spread, but multiply zeros.
+        // Padding states are read from the tile but never written, so they are set to zero, as factors of zeros.
         if ((TILE_B || TILE_C) && K * P != N) {
             for (int i = threadIdx.x; i < sizeof(shared.tiles) / sizeof(REAL); i += THREADS) ((REAL*)shared.tiles)[i] = 0;
             __syncthreads();
         }
     }
 
-    // All states of this lane through one step; returns their part of y.
+    // Advances all states of this lane by one step; returns their part of y.
     __device__ __forceinline__ REAL advance(const Step& now, int buffer, int step, bool inside) {
         Unit units[UNITS];
         if constexpr (TILE_B || TILE_C) {
@@ -273,7 +273,7 @@ struct Scan {
         return y;
     }
 
-    // Processes the tile that was fetched before, `left` steps of it, and fetches the next.
+    // Processes the tile that was fetched before, `left` steps of it, and issues the loads of the next.
     template <bool WHOLE>
     __device__ __forceinline__ void do_tile(int buffer, int left, int next_left) {
         Owned own = next;
@@ -293,7 +293,7 @@ struct Scan {
         }
         if constexpr (TILE_B) spread_tile(buffer, next_b, 0);
         if constexpr (TILE_C) spread_tile(buffer, next_c, K);
-        // One barrier a tile is enough: the tile written next was last read before this one.
+        // One barrier per tile is enough: the buffer written next was last read before this barrier.
         if (TILE_B || TILE_C) __syncthreads();
         else if (P > 1) __syncwarp();
         if (WHOLE || next_left > 0) fetch<WHOLE>(next_left);
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_forwar
     scan.fetch<false>(at_most_a_tile(left));
     scan.start();
     int buffer = 0;
-    // Tiles that are whole, like the ones after them, need no masks.
+    // A whole tile that is followed by a whole tile needs no masks.
     for (; left >= 2 * STEPS; left -= STEPS, buffer ^= 1) scan.do_tile<true>(buffer, STEPS, STEPS);
     for (; left > 0; left -= STEPS, buffer ^= 1)
         scan.do_tile<false>(buffer, at_most_a_tile(left), at_most_a_tile(left - STEPS));

@@ -4,7 +4,7 @@
 //! For each batch, channel `d`, state `n` and time `t`:
 //!
 //! ```text
-//! s = dt + dt_bias             delta = clamp(softplus(s))      (each part where it is asked for)
+//! s = dt + dt_bias             delta = clamp(softplus(s))      (bias, softplus and clamp are optional)
 //! h = exp(delta * A[d,n]) * h + delta * B[t,n] * x[t]          (h starts as initial_state, or zero)
 //! y = sum_n C[t,n] * h[n] + D[d] * x                           (D where it is given)
 //! out = y * silu(z)                                            (z where it is given)
@@ -51,10 +51,10 @@ impl Options {
 pub enum Form {
     /// `(B, L, N)` or `(B, L, G, N)`: new at every step, shared by the channels of a group.
     PerStep {
-        /// How many groups the channels fall into.
+        /// The number of groups of channels.
         groups: usize,
     },
-    /// `(D, N)`: the same at every step and in every batch, each channel its own.
+    /// `(D, N)`: constant over batch and time, with a row for each channel.
     Constant,
 }
 
@@ -89,7 +89,7 @@ impl Op for SelectiveScan {
         Slot::new("x", "(B, L, D)"),
         Slot::new("dt", "(B, L, D)"),
         Slot::new("A", "(D, N)").wide(),
-        // Each has groups of its own.
+        // B and C may have different numbers of groups.
         Slot::new("B", "(B, L, N) | (B, L, G, N) | (D, N)").loose(),
         Slot::new("C", "(B, L, N) | (B, L, G, N) | (D, N)").loose(),
         Slot::new("D", "(D)").wide().optional(),

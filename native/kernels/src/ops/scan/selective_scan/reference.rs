@@ -44,7 +44,7 @@ fn at(values: &ArrayD<f64>, form: Form, problem: &Problem, place: [usize; 4]) ->
     values[index(values, form, problem, place)]
 }
 
-/// Where that lies.
+/// The index in `values` of one batch, time, channel and state.
 fn index(values: &ArrayD<f64>, form: Form, problem: &Problem, [b, t, d, n]: [usize; 4]) -> IxDyn {
     match form {
         Form::Constant => IxDyn(&[d, n]),

@@ -1,4 +1,4 @@
-// The sums of parts of the selective scan's gradient, in a fixed order.
+// Adds up the partial sums of the selective scan's gradient, in a fixed order.
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_parts(const __grid_constant__ Jobs p) {
     const Job& job = p.jobs[blockIdx.y];

@@ -5,7 +5,7 @@
 struct Ends : Thread {
     REAL h[M][K] = {}, product[CHUNKED ? M : 1][K], adjoint[CHUNKED ? M : 1][K] = {}, sum[M] = {};
     i64 batch, j;
-    // Where the next steps lie.
+    // The offset of the thread's first element of the next steps.
     i64 place;
     const STORAGE *from_b, *from_c;
     Column<STAGE> x, dt, dy, z;
@@ -29,7 +29,7 @@ struct Ends : Thread {
         if (CHUNKED && HAS_Z) z.template fetch<WHOLE>(p.z + place, p, at, left);
     }
 
-    // Brings the next steps on their way.
+    // Issues the loads of the next STAGE steps.
     __device__ __forceinline__ void fetch(int left) {
         if (left == STAGE) fetch_columns<true>(place, left);
         else fetch_columns<false>(place, left);
@@ -63,7 +63,7 @@ struct Ends : Thread {
         }
     }
 
-    // Stores the state after a tile.
+    // Stores the state after a tile, and the sum of deltas so far.
     __device__ __forceinline__ void keep(i64 tile, bool last) {
         i64 row = tile * p.batch + batch;
 #pragma unroll
@@ -84,7 +84,8 @@ struct Ends : Thread {
         for (i64 t = begin; t < end; t += STAGE, buffer ^= STAGE) {
             int left = at_most(STAGE, end - t);
             if (t > begin && t % TILE == 0) keep(t / TILE - 1, false);
-            // One barrier is enough: the rows of B and C written now were last read before the one before.
+            // Rows of B and C are double buffered, so one barrier per stage is enough: the buffer written now was last
+            // read before the barrier of the stage before.
             __syncwarp();
             prepare(dt, x, 0, left);
             if constexpr (CHUNKED) prepare_dy(dy, z);

@@ -27,7 +27,7 @@ struct Gradients : Thread {
         return p.bounds + states((t / TILE - 1) * p.batch + batch, m);
     }
 
-    // The states before the chunk, which starts at `begin`.
+    // Loads the states before the chunk, which starts at `begin`.
     __device__ __forceinline__ void start_chunk(REAL (&h)[M][K], i64 begin) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -43,7 +43,7 @@ struct Gradients : Thread {
         }
     }
 
-    // The states before a tile that starts at t.
+    // Loads the states before a tile that starts at t.
     __device__ __forceinline__ void start(REAL (&h)[M][K], i64 t) {
         i64 begin = j * p.chunk;
         if (t == begin) return start_chunk(h, begin);
@@ -63,7 +63,7 @@ struct Gradients : Thread {
         }
     }
 
-    // Brings what the tile at t begins with nearer.
+    // Prefetches the rows and the initial states of the tile at t to the L2 cache.
     __device__ __forceinline__ void announce(i64 t) {
         i64 row = time(t) + at.lane;
         if (at.left > 0) {
@@ -140,8 +140,8 @@ struct Gradients : Thread {
         if (HAS_Z) z.template fetch<WHOLE>(p.z + place, p, at, left);
     }
 
-    // Sums what two steps give for each of the lane's states over the channels of the warp, and keeps
-    // it: which = 0 for dB, 1 for dC.
+    // Sums the terms of two steps for each of the lane's states over the channels of the warp, and stores the sums in
+    // `slot`: which = 0 for dB, 1 for dC.
     __device__ __forceinline__ void over_channels(REAL (&v)[1][2 * K], REAL* slot, int s, int which) {
         sum_over<GROUPS, P>(v, at.group);
         constexpr int LEFT = 2 * K > GROUPS ? 2 * K / GROUPS : 1, SAME = 2 * K > GROUPS ? 1 : GROUPS / (2 * K);
@@ -153,8 +153,8 @@ struct Gradients : Thread {
         }
     }
 
-    // Sums what is given for each of the thread's channels over the states, and keeps it: each set
-    // APART rows after the previous one.
+    // Sums the values of each of the thread's channels over the lanes that share their states, and stores the sums:
+    // each set APART rows after the previous one.
     template <int APART, int SETS>
     __device__ __forceinline__ void over_states(REAL (&v)[SETS][M], REAL (*sums)[WIDTH]) {
         sum_over<P, 1>(v, at.rank);
@@ -167,8 +167,8 @@ struct Gradients : Thread {
         }
     }
 
-    // SUB steps from step s of the tile on, which is time t, forwards in registers and then back.
-    // `left` counts the steps that there are; WHOLE says that these are enough.
+    // Recomputes SUB steps forwards in registers, from step s of the tile, which is time t, and goes back through them.
+    // `left` is the number of them that exist; WHOLE says that all do.
     template <bool WHOLE>
     __device__ __forceinline__ void sub(int s, i64 t, int left) {
         REAL kept[SUB][M][K], grown[SUB][M][K], h[M][K];
@@ -209,7 +209,7 @@ struct Gradients : Thread {
 #pragma unroll
         for (int i = SUB - 1; i >= 0; i--) {
             if (!WHOLE && i >= left) continue;
-            // What inputs and decays get.
+            // over[0] is the gradient of the input delta x, over[1] that of delta through decays, times log2(e).
             REAL over[2][M], delta[M], x[M], dy[M], b[K], c[K];
             load(delta, &warp.delta[s + i][at.local(0)]);
             load(x, &warp.x[s + i][at.local(0)]);
@@ -240,7 +240,7 @@ struct Gradients : Thread {
         }
     }
 
-    // Turns the sums over states into gradients. `dy`, `dt` and `z` are those of these steps.
+    // Turns the sums over states into gradients. `dy`, `dt` and `z` have the inputs of these steps.
     template <bool WHOLE>
     __device__ __forceinline__ void finish(const Column<SUB>& dy, const Column<SUB>& dt, const Column<SUB>& z, int s, i64 place, int left) {
 #pragma unroll
@@ -266,7 +266,7 @@ struct Gradients : Thread {
         }
     }
 
-    // Adds what the slabs before gave, or leaves it to the next; true if this is the last.
+    // Adds the sums of previous slabs, and stores them for the next one unless this is the last; returns whether it is.
     __device__ __forceinline__ bool all_slabs(i64 flat, REAL& of_input, REAL& of_decay, REAL& y) {
         i64 plane = p.batch * p.length * p.channels;
         REAL* place = p.slabs + flat;
@@ -289,7 +289,7 @@ struct Gradients : Thread {
         for (; s >= 0; s -= SUB, place -= SUB * p.channels) back<true>(s, t, place, SUB);
     }
 
-    // From step s of the tile on; `place` is where its first element lies.
+    // SUB steps backwards, from step s of the tile; `place` is the offset of the thread's first element.
     template <bool WHOLE>
     __device__ __forceinline__ void back(int s, i64 t, i64 place, int left) {
         __syncwarp();
@@ -302,7 +302,8 @@ struct Gradients : Thread {
         finish<WHOLE>(this_dy, this_dt, this_z, s, place, left);
     }
 
-    // Sums what the warps found for dB and dC of a tile, or what stands for it where several blocks do.
+    // Sums dB and dC of a tile over warps, and writes them, or the block's partial sums where a group has several
+    // blocks.
     __device__ __forceinline__ void sum_warps(i64 t, int left) {
         constexpr int PER_STEP = 2 * PADDED;
         for (int i = threadIdx.x; i < left * PER_STEP; i += THREADS) {
@@ -345,7 +346,7 @@ struct Gradients : Thread {
         }
     }
 
-    // One batch, or one chunk of it.
+    // Processes one batch, or one chunk of it.
     __device__ __forceinline__ void one(i64 which) {
         batch = which;
 #pragma unroll
@@ -364,7 +365,7 @@ struct Gradients : Thread {
             if (at.alive(m)) store_row(p.dinitial_state + all_states(batch, m), carry[m], at.rank, wide);
     }
 
-    // The sums over time of a run.
+    // Writes a run's partial sums over time.
     __device__ __forceinline__ void leave(i64 run) {
 #pragma unroll
         for (int m = 0; m < M; m++) {

@@ -1,4 +1,4 @@
-// The common part of both passes of the gradient: a thread's place, its copies, and sums over threads.
+// The common part of both passes of the gradient: a thread's position, its loads, and sums over threads.
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int GROUPS = 32 / P;
@@ -27,9 +27,8 @@ __device__ __forceinline__ void store(REAL* to, const REAL (&from)[C]) {
     *(Pack<C>*)to = pack;
 }
 
-// Sums each of V values of each set over LANES lanes that are STRIDE apart, of which this one is
-// number `rank`: it ends with those from value `rank * V / LANES` on. All sets are shuffled together, to
-// hide the shuffles' latency.
+// Sums each of V values of each set over LANES lanes that are STRIDE apart. This lane is number `rank` of these, and
+// ends with the sums from value `rank * V / LANES` on. All sets are shuffled together, to hide the shuffles' latency.
 template <int LANES, int STRIDE, int SETS, int V, int LEFT = V>
 __device__ __forceinline__ void sum_over(REAL (&v)[SETS][V], int rank) {
     if constexpr (LANES > 1) {
@@ -53,10 +52,10 @@ __device__ __forceinline__ void sum_over(REAL (&v)[SETS][V], int rank) {
     }
 }
 
-// a b + sum, where there is a sum already.
+// a b + sum, or a b for the first term of a sum.
 __device__ __forceinline__ REAL plus(bool first, REAL a, REAL b, REAL sum) { return first ? a * b : fma(a, b, sum); }
 
-// v, but the largest number where it is above: times zero that stays zero.
+// The lesser of v and the largest finite number, or NaN: an infinite product times zero would be NaN.
 __device__ __forceinline__ float finite(float v) {
 #if __CUDA_ARCH__ >= 800
     asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(3.402823466e38f));
@@ -69,12 +68,12 @@ __device__ __forceinline__ double finite(double v) {
     return v > 1.7976931348623157e308 ? 1.7976931348623157e308 : v;
 }
 
-// One warp's memory.
+// The shared memory of a warp.
 struct Warp {
     REAL delta[TILE][WIDTH], x[TILE][WIDTH];
     REAL dy[ENDS ? STAGE : SUB][WIDTH];
     REAL sums[ENDS ? 1 : 2 + HAS_Z][SUB][WIDTH];
-    // States at the start of every SUB steps; then what these steps add to dB and dC.
+    // The states before every SUB steps; then the sums of these steps for dB and dC.
     REAL slots[ENDS ? 1 : TILE / SUB][ENDS ? 4 : SLOT];
 };
 
@@ -83,16 +82,16 @@ struct Shared {
     Warp warps[WARPS];
 };
 
-// Where a thread is. As little as can be, since it stays in registers.
+// The position of a thread. It has as few members as possible, since they stay in registers.
 struct Place {
-    // The warp's first channel, and how many there are from there on.
+    // The warp's first channel, and the number of its channels that exist.
     i64 channel;
     int left;
     int lane;
-    // Its group of threads in the warp, and its place in that.
+    // The thread's group of P lanes in the warp, and its rank in the group.
     int group, rank;
 
-    // The block among all that channels are cut into.
+    // The index of the block among those that cover all channels.
     static __device__ __forceinline__ unsigned block(const Params& p) {
         return blockIdx.x % (p.sections * p.section_blocks);
     }
@@ -112,9 +111,9 @@ struct Place {
     // Channel m of this thread within the warp; whether it exists.
     __device__ __forceinline__ int local(int m) const { return group * M + m; }
     __device__ __forceinline__ bool alive(int m) const { return local(m) < left; }
-    // Of the elements of some steps and all channels of the warp, each thread owns every 32nd: the step
-    // and the channel of its element i, where the first lies behind the row of the first step, and how
-    // far element i lies behind that.
+    // Of the elements of some steps and all channels of the warp, each thread owns every 32nd: the step and the channel
+    // of its element i, the offset of its first element from the row of the first step, and the offset of element i
+    // from the first.
     __device__ __forceinline__ int step(int i) const { return WIDTH > 32 ? i / OWN : i * (32 / WIDTH) + lane / WIDTH; }
     __device__ __forceinline__ int owned(int i) const { return WIDTH > 32 ? i % OWN * 32 + lane : lane % WIDTH; }
     __device__ __forceinline__ i64 first(const Params& p) const { return step(0) * p.channels + channel + owned(0); }
@@ -122,7 +121,7 @@ struct Place {
         return WIDTH > 32 ? i / OWN * p.channels + i % OWN * 32 : i * (32 / WIDTH) * p.channels;
     }
     __device__ __forceinline__ bool mine(int i) const { return owned(i) < left; }
-    // Whether element i is one of STEPS steps, and whether it is one of the first `left` of them.
+    // Whether element i is within STEPS steps, and whether it is within the first `left` of them.
     template <int STEPS>
     __device__ __forceinline__ bool among(int i) const { return STEPS * WIDTH % 32 == 0 || step(i) < STEPS; }
     template <int STEPS, bool WHOLE>
@@ -131,13 +130,13 @@ struct Place {
     }
 };
 
-// Some steps of B or C on their way into shared memory, shared by the threads of the block.
+// STEPS steps of B or C, loaded by all threads of the block, on the way to shared memory.
 template <int STEPS>
 struct Rows {
     static constexpr int COUNT = (STEPS * PADDED + THREADS - 1) / THREADS;
     STORAGE v[COUNT];
 
-    // `left` counts the steps that there are.
+    // `left` is the number of steps that exist.
     __device__ __forceinline__ void fetch(const STORAGE* from, i64 stride, int left) {
         int step = threadIdx.x / PADDED, n = threadIdx.x % PADDED;
         const STORAGE* row = from + step * stride + n;
@@ -162,13 +161,13 @@ struct Rows {
     }
 };
 
-// Some steps of x, dt, dy or z, of those that this thread prepares.
+// The elements of STEPS steps of x, dt, dy or z that this thread prepares.
 template <int STEPS>
 struct Column {
     static constexpr int COUNT = SHARE<STEPS>;
     STORAGE v[COUNT] = {};
 
-    // `from` is where the thread's first element lies; `left` counts the steps that there are.
+    // `from` is the address of the thread's first element; `left` is the number of steps that exist.
     template <bool WHOLE>
     __device__ __forceinline__ void fetch(const STORAGE* from, const Params& p, const Place& at, int left) {
 #pragma unroll
@@ -220,7 +219,7 @@ struct Thread {
         for (int k = 0; k < K; k++) to[k] = at.alive(m) && exists(at.rank, k) ? widen(row[k]) : REAL(0);
     }
 
-    // Where channel m lies in an array of (rows, D), and its states in one of (rows, D, N).
+    // Offsets of channel m in an array of (rows, D), of its states in one of (rows, D, N), and in one of all states.
     __device__ __forceinline__ i64 flat(i64 row, int m) { return row * p.channels + at.channel + at.local(m); }
     __device__ __forceinline__ i64 states(i64 row, int m) { return flat(row, m) * N + at.rank * K; }
     __device__ __forceinline__ i64 all_states(i64 row, int m) {
@@ -232,7 +231,7 @@ struct Thread {
         return from + (time * groups + group) * p.state + p.first_state;
     }
 
-    // The dt and x of some steps as the steps need them, from `step` of the tile on.
+    // Writes delta and x of STEPS steps to shared memory, from `step` of the tile on.
     template <int STEPS>
     __device__ __forceinline__ void prepare(const Column<STEPS>& dt, const Column<STEPS>& x, int step, int left) {
 #pragma unroll
@@ -257,7 +256,7 @@ struct Thread {
 
     // The decay of state k of channel m over delta.
     __device__ __forceinline__ REAL decay(REAL delta, int m, int k) { return exp2_fast(delta * a[m][k]); }
-    // Padding must not change the sums, for any B and C.
+    // Whether state k of channel m exists: padding must not change sums, for any B and C.
     __device__ __forceinline__ bool there(int m, int k) { return (!RAGGED || at.alive(m)) && exists(at.rank, k); }
 
     __device__ __forceinline__ void load_b(REAL (&b)[K], int row) {

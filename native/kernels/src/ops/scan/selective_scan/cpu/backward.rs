@@ -1,23 +1,23 @@
 //! The gradient of the scan on the CPU: how the work is divided.
 //!
-//! Channels are divided into strips, the batches into parts. Both depend on the problem alone and not on the
-//! threads that share the work, so that all sums go in the same order each time. A panel is a group of
-//! neighbouring strips: as wide as leaves work for each thread, since memory is read faster in long rows. A unit
-//! is a panel over the batches of a part, one after the other.
+//! Channels are divided into strips, the batches into parts. Both depend on the problem alone and not on the number of
+//! threads, so that the order of all sums is always the same. A panel is a group of neighbouring strips, as wide as
+//! still leaves work for each thread, since memory is read faster in long rows. A unit is a panel over the batches of a
+//! part, one after the other.
 //!
-//! Over a unit's batch time goes forwards once, from tile to tile, to note the states between them, and
-//! backwards once, where each tile's states are computed again from there. In a tile the work goes block
-//! by block, each channel in a lane, as in [`super::by_channel`], while the next tile is prefetched.
+//! For each batch of a unit a forward pass keeps the states between tiles of time, and a backward pass recomputes each
+//! tile's states from these. In a tile the work goes block by block, with a channel in each lane, as in
+//! [`super::by_channel`], while the next tile is prefetched.
 //!
-//! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the first way takes the 12
-//! vector operations of the scan, 9 of them with a multiplier; the second 11 to have decays and states
-//! again, 8 with a multiplier, then 8 multiplications and 5 to sum over channels. On Zen 4, which does one
-//! multiplication a cycle, that is 25 cycles or 6.9 ns: 10.9 ms on two cores for 1 x 2048 x 1536 x 16. A
-//! sequence of one tile needs no first way unless it has a gate: 16 cycles, 2.2 ms for 32 x 60 x 512 x 16.
-//! Cascade Lake has two ports for all of them and rounds in two steps: 13 cycles or 4.8 ns for the second
-//! way, so 2.4 ms for the latter on two of its cores (2.7 GHz with AVX-512).
+//! The limit, for AVX-512 and 16 state steps (one state of 16 channels): the forward pass takes the 12 vector
+//! operations of the scan, 9 of them with a multiplier; the backward pass 11 to recompute decays and states, 8 with a
+//! multiplier, then 8 multiplications and 5 to sum over channels. On Zen 4, which does one multiplication a cycle, that
+//! is 25 cycles or 6.9 ns: 10.9 ms on two cores for 1 x 2048 x 1536 x 16. A sequence of one tile needs no forward pass
+//! unless it has a gate: 16 cycles, 2.2 ms for 32 x 60 x 512 x 16. Cascade Lake has two ports for all of them and
+//! rounds in two steps: 13 cycles or 4.8 ns for the backward pass, so 2.4 ms for the latter size on two of its cores
+//! (2.7 GHz with AVX-512).
 //!
-//! History, milliseconds on two such cores for those two:
+//! History, milliseconds on two such cores for 32 x 60 x 512 x 16 and 1 x 2048 x 1536 x 16:
 //!
 //! ```text
 //! version 1  panels of 128 channels, all of a block's tile at once       22    85
@@ -25,10 +25,10 @@
 //! version 3  sums folded to one vector for four states, fewer pieces      8.6  40
 //! ```
 //!
-//! Of the last, half is the innermost loops, whose decays, states and sums fill the first-level cache
-//! (on 16 steps instead of 60 they run a third faster, but then need a first way), and a fifth the
-//! reading and writing of sequences at 9 GB/s a core. Tried in vain: tiles of 16 and 24 steps, two blocks
-//! at once, the gradient of C in the loop forwards.
+//! Of the time of version 3, half is in the innermost loops, whose decays, states and sums fill the first-level cache
+//! (with 16 steps instead of 60 they run a third faster, but then need a forward pass), and a fifth in reading and
+//! writing sequences at 9 GB/s a core. Tried without gain: tiles of 16 and 24 steps, two blocks at once, the gradient
+//! of C in the loop forwards.
 
 mod panel;
 mod reverse;
@@ -104,8 +104,8 @@ struct Division {
     channels: usize,
 }
 
-/// Channels of a strip. Each strip leaves sums of its own for B and C, so wider strips leave fewer; but a panel's
-/// tile should stay in the second-level cache.
+/// Channels of a strip. Each strip has its own partial sums for B and C, so wider strips have fewer; but a panel's tile
+/// should stay in the second-level cache.
 const WIDE: usize = 256;
 
 /// Channels of a strip where strips of [`WIDE`] channels would make too few units.
@@ -114,10 +114,10 @@ const NARROW: usize = 128;
 /// Units that keep the threads of most machines busy.
 const UNITS: usize = 32;
 
-/// How many pieces of work each thread gets: few, since each needs room of its own.
+/// Pieces of work per thread: few, since each needs its own workspace.
 const PIECES_PER_THREAD: usize = 4;
 
-/// The fewest steps of a part of the batches, since each leaves sums of its own for the weights.
+/// The fewest steps of a part of the batches, since each part has its own partial sums for the weights.
 const STEPS_OF_PART: usize = 128;
 
 impl Division {
@@ -158,7 +158,7 @@ impl Unit {
     }
 }
 
-/// Cotangents, and gradients that are not summed over anything.
+/// Cotangents, and gradients that are not summed over batch, time or channels.
 struct Sequences<'a, S: Storage> {
     dy: &'a [S],
     dlast_state: Option<&'a [S::Wide]>,
@@ -184,7 +184,7 @@ impl<'a, S: Storage> Sequences<'a, S> {
     }
 }
 
-/// A call, divided.
+/// A call and the division of its work.
 struct Plan<'a, 'p, S: Storage> {
     inputs: Inputs<'a, S>,
     sequences: Sequences<'a, S>,
@@ -206,7 +206,7 @@ impl<S: Storage> Plan<'_, '_, S> {
         })
     }
 
-    /// Where the sequences start that the forward pass reads and writes, to prefetch them.
+    /// The addresses of the sequences that the forward pass reads and writes, for prefetches.
     fn forwards(&self) -> Vec<*const S> {
         let Sequences { dy, dz, .. } = &self.sequences;
         let mut arrays = vec![self.inputs.x.as_ptr(), self.inputs.dt.as_ptr()];
@@ -216,7 +216,7 @@ impl<S: Storage> Plan<'_, '_, S> {
         arrays
     }
 
-    /// Where the sequences start that the backward pass reads and writes, to prefetch them.
+    /// The addresses of the sequences that the backward pass reads and writes, for prefetches.
     fn backwards(&self) -> Vec<*const S> {
         let (inputs, Sequences { dy, dx, ddt, .. }) = (&self.inputs, &self.sequences);
         let mut arrays = vec![inputs.x.as_ptr(), inputs.dt.as_ptr(), dy.as_ptr(), dx.as_ptr(), ddt.as_ptr()];
@@ -236,7 +236,7 @@ impl<S: Storage> Plan<'_, '_, S> {
     }
 }
 
-/// Some neighbouring units, done by one thread.
+/// A range of units, done by one thread.
 struct Piece<'u, 'a, 'p, S: Storage> {
     plan: &'u Plan<'a, 'p, S>,
     units: Range<usize>,

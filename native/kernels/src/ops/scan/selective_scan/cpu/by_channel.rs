@@ -1,10 +1,10 @@
-//! One channel a lane, time as the loop, up to [`MOST`] states at once in registers.
+//! One channel per lane, time as the loop, up to [`MOST`] states at once in registers.
 //!
-//! Time is divided into tiles, and within a tile the work goes block by block: the step sizes are computed
-//! first, then the states are advanced, a few at a time, then the outputs are gated and written. So
-//! all that a block touches while it advances stays in the first-level cache, however many states
-//! there are. Memory is read and written nearly in order, where one block alone would take a
-//! line from each of many pages. The next tile is prefetched while this one is computed.
+//! Time is divided into tiles, and within a tile the work goes block by block: the step sizes are computed first, then
+//! the states are advanced, a few at a time, then the outputs are gated and written. So the data of a block stays in
+//! the first-level cache while it advances, for any number of states. Memory is read and written nearly in order, where
+//! one block over all time would take a line from each of many pages. The next tile is prefetched while this one is
+//! computed.
 //!
 //! The limit, for AVX-512 and 16 state steps (one state of 16 channels): 12 vector operations, of
 //! which 9 need a multiplier (the rate, five of `2^f`, the input, the state, the output). Two 512-bit
@@ -13,7 +13,7 @@
 //! reference workload (32 x 60 x 512 x 16) cannot take less than 1.24 ms, and the layer of
 //! mamba-130m (1 x 2048 x 1536 x 16) not less than 3.98 ms.
 //!
-//! History, milliseconds on two Zen 4 cores for those two, one thread and two:
+//! History, milliseconds on two Zen 4 cores for these two, with one thread and with two:
 //!
 //! ```text
 //! version 1  one block at a time over all its steps                       5.0  2.3   20.2  20.2
@@ -21,9 +21,9 @@
 //! version 3  a tile of time at a time, block by block, and prefetching    3.2  1.65  10.7   5.3
 //! ```
 //!
-//! The time above the limit is first reads of `x` and `dt` and writes of `y`. Tried in vain:
-//! 2^f from a table of 16 with a shorter polynomial (the permutation shares a port), rounding by
-//! adding a large number (as fast), prefetching within one block's tile (its rows share few sets).
+//! The time above the limit is first reads of `x` and `dt` and writes of `y`. Tried without gain: 2^f from a table of
+//! 16 with a shorter polynomial (the permutation shares a port), rounding by adding a large number (as fast),
+//! prefetching within one block's tile (its rows share few sets).
 
 use super::call::{Ahead, Block, Call, Segment, State, Step};
 use super::coefficients::{Both, Rows, Tile, are_shared, fill};
@@ -56,7 +56,7 @@ pub struct Scratch<V: Vector> {
 }
 
 impl<V: Vector> Scratch<V> {
-    /// For segments of at most `blocks` blocks.
+    /// Allocates the workspace for segments of at most `blocks` blocks.
     pub fn new(blocks: usize, state: usize) -> Self {
         let zero = V::zero();
         Scratch {
@@ -71,8 +71,8 @@ impl<V: Vector> Scratch<V> {
     }
 }
 
-/// Scans a segment, and turns `rates` into the sums of its steps' rates. Writes outputs only if told
-/// to `emit`. Prefetches the start of the `next` segment of this thread.
+/// Scans a segment, and writes the sums of its steps' rates to `rates`. Writes outputs only with `emit`. Prefetches the
+/// start of the `next` segment of this thread.
 #[inline(always)]
 pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     call: &Call<S>,
@@ -108,7 +108,7 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     }
 }
 
-/// What comes after a tile: here in time, or in the next segment.
+/// The tile after a tile: later in this segment, or at the start of the next one.
 fn after(tile: &Segment, segment: &Segment, next: Option<&Segment>) -> Option<Segment> {
     let (from, start) = match next {
         _ if tile.time.end < segment.time.end => (segment, tile.time.end),
@@ -162,11 +162,11 @@ pub fn advance_all<V: Vector>(steps: &mut [Step<V>], a: &[V], h: &mut [V], both:
     }
 }
 
-/// Whether no rate times any `a` is beyond what [`Vector::exp2_near`] takes.
+/// Whether every rate times every `a` is in the range of [`Vector::exp2_near`].
 #[inline(always)]
 pub fn decays_are_near<'s, V: Vector + 's>(rates: impl Iterator<Item = &'s V>, a: &[V]) -> bool {
     let (mut rate, mut most, mut zeros) = (V::zero(), V::zero(), V::zero());
-    // A maximum may lose a NaN, so a sum of products with zero carries it along.
+    // A maximum may drop a NaN, so sums of products with zero propagate it.
     for value in rates {
         rate = rate.max(value.abs());
         zeros = value.mul_add(V::zero(), zeros);
@@ -239,7 +239,7 @@ fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool, const K: usize
     *h = state;
 }
 
-/// From one row of states a channel to one vector of channels a state, block after block. Missing
+/// Transposes rows of states, one per channel, to vectors of channels, one per state, block after block. Missing
 /// channels are zero.
 #[inline(always)]
 pub fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut [V]) {
@@ -257,7 +257,7 @@ pub fn transpose_in<V: Vector>(rows: &[V::Element], state: usize, vectors: &mut 
     }
 }
 
-/// The reverse, for the channels that `rows` has room for.
+/// The inverse of [`transpose_in`], for the channels of `rows`.
 #[inline(always)]
 pub fn transpose_out<V: Vector>(vectors: &[V], state: usize, rows: &mut [V::Element]) {
     let mut from = 0;

@@ -1,5 +1,5 @@
-//! One state a lane: the rows of `A`, `B`, `C` and the state are read as they lie in memory, and
-//! `y` is a sum over lanes.
+//! One state per lane: the rows of `A`, `B`, `C` and the state are loaded as they are stored, and `y` is a sum over
+//! lanes.
 
 use super::call::{Block, Call, ChannelRows, Segment, State, Step};
 use crate::cpu::vector::MAX_LANES;
@@ -7,8 +7,7 @@ use crate::cpu::{Storage, Vector};
 use crate::tensor::Element;
 use std::ops::Range;
 
-/// Scans a segment, and turns `rates` into the sums of its steps' rates. Writes outputs only if told
-/// to `emit`.
+/// Scans a segment, and writes the sums of its steps' rates to `rates`. Writes outputs only with `emit`.
 #[inline(always)]
 pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     call: &Call<S>,
@@ -57,8 +56,8 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
 
 /// Advances the states of a block by one step; returns each channel's sum weighted by `C`.
 ///
-/// A vector of states at a time for all channels, and all sums over lanes at the end: so the
-/// channels' chains of dependent operations overlap.
+/// This takes one vector of states of all channels at a time, and all sums over lanes at the end, so that the channels'
+/// chains of dependent operations overlap.
 #[inline(always)]
 fn update_block<V: Vector<Element = S::Wide>, S: Storage>(
     call: &Call<S>,
@@ -85,15 +84,15 @@ fn update_block<V: Vector<Element = S::Wide>, S: Storage>(
     V::load(&values)
 }
 
-/// A step of each channel of a block, and how many states a channel has.
+/// The operands of a step for each channel of a block, and the number of states of a channel.
 struct Lanes<E> {
     rates: [E; MAX_LANES],
     inputs: [E; MAX_LANES],
     n: usize,
 }
 
-/// Advances a vector of states of all channels, which share their rows of `B` and `C`: the case that
-/// has to be fast, with nothing in its loop that could be outside.
+/// Advances a whole vector of states of all channels, which share their rows of `B` and `C`. This is the hot loop, so
+/// all that is constant is outside of it.
 #[inline(always)]
 fn update_whole<V: Vector<Element = S::Wide>, S: Storage>(
     first: usize,

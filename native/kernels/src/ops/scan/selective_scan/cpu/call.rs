@@ -10,7 +10,7 @@ use crate::ops::scan::step_size::Lanes;
 use crate::tensor::{View, ViewMut};
 use std::ops::{Deref, Range};
 
-/// What one run of a kernel covers: a batch, some channels, a stretch of time.
+/// The part of a call that one run of a kernel covers: a batch, a range of channels and a range of time.
 #[derive(Clone)]
 pub struct Segment {
     pub batch: usize,
@@ -18,13 +18,13 @@ pub struct Segment {
     pub time: Range<usize>,
 }
 
-/// The states of a segment, one row a channel, where it starts and where it ends.
+/// The states at both ends of a segment, one row per channel.
 pub struct State<'h, E> {
-    /// Where it starts; `None` is zero.
+    /// The states at its start; `None` stands for zeros.
     pub start: Option<&'h [E]>,
-    /// Where it ends.
+    /// The states at its end.
     pub end: &'h mut [E],
-    /// Whether the end is read.
+    /// Whether `end` is used afterwards.
     pub keep: bool,
 }
 
@@ -39,7 +39,7 @@ impl Segment {
     }
 }
 
-/// Rows that are needed soon.
+/// Rows to prefetch.
 #[derive(Clone, Copy)]
 pub struct Ahead {
     at: usize,
@@ -48,7 +48,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Those of a segment, if there is one.
+    /// The rows of a segment, or none.
     pub fn of<S: Storage>(inputs: &Inputs<S>, segment: Option<&Segment>) -> Ahead {
         let stride = inputs.problem.channels;
         match segment {
@@ -62,7 +62,7 @@ impl Ahead {
         Ahead { at: self.at + channels, ..self }
     }
 
-    /// Where a row lies in sequences like `x`.
+    /// The offset of a row in sequences like `x`, or `None` past the last row.
     #[inline(always)]
     pub fn row(self, step: usize) -> Option<usize> {
         if step < self.rows { Some(self.at + step * self.stride) } else { None }
@@ -78,12 +78,12 @@ pub struct Coefficient<'a, S> {
 /// The rows of `B` or `C` at one time, by channel.
 pub struct ChannelRows<'a, S> {
     values: &'a [S],
-    /// How long a row is.
+    /// The length of a row.
     pub state: usize,
     first: usize,
-    /// How many channels share a row.
+    /// The number of channels that share a row.
     per_row: usize,
-    /// Whether the channels have more than one row between them.
+    /// Whether the segment's channels have different rows.
     pub differ: bool,
 }
 
@@ -127,19 +127,19 @@ impl<'a, S: Storage> Inputs<'a, S> {
         })
     }
 
-    /// The rates of one channel's states.
+    /// The row of `A` of one channel.
     #[inline(always)]
     pub fn a_row(&self, channel: usize) -> &'a [S::Wide] {
         &self.a[channel * self.problem.state..][..self.problem.state]
     }
 
-    /// The rates of a block of channels, row after row.
+    /// The rows of `A` of a range of channels.
     #[inline(always)]
     pub fn a_rows(&self, channels: &Range<usize>) -> &'a [S::Wide] {
         &self.a[channels.start * self.problem.state..channels.end * self.problem.state]
     }
 
-    /// Which row of `B` or `C` belongs to a batch, a time and a channel.
+    /// The index of the row of `B` or `C` for a batch, a time and a channel.
     #[inline(always)]
     pub fn row_index(&self, of: &Coefficient<'a, S>, batch: usize, t: usize, channel: usize) -> usize {
         let Problem { length, channels, .. } = *self.problem;
@@ -150,7 +150,7 @@ impl<'a, S: Storage> Inputs<'a, S> {
         }
     }
 
-    /// That row.
+    /// The row of `B` or `C` for a batch, a time and a channel.
     #[inline(always)]
     pub fn row(&self, of: &Coefficient<'a, S>, batch: usize, t: usize, channel: usize) -> &'a [S] {
         let state = self.problem.state;
@@ -181,13 +181,13 @@ impl<'a, S: Storage> Inputs<'a, S> {
         Some(&self.initial_state?[self.state_offset(segment)..][..len])
     }
 
-    /// Where a segment's states lie in `initial_state` and `last_state`.
+    /// The offset of a segment's states in `initial_state` and `last_state`.
     #[inline(always)]
     pub fn state_offset(&self, segment: &Segment) -> usize {
         (segment.batch * self.problem.channels + segment.channels.start) * self.problem.state
     }
 
-    /// Where step `t` of a segment lies in `x`, `dt`, `z` and `y`.
+    /// The offset of step `t` of a segment in `x`, `dt`, `z` and `y`.
     #[inline(always)]
     pub fn offset(&self, segment: &Segment, t: usize) -> usize {
         (segment.batch * self.problem.length + t) * self.problem.channels + segment.channels.start
@@ -236,12 +236,12 @@ impl<'a, S: Storage> Call<'a, S> {
     /// A segment's rows of `last_state`, if it is wanted.
     ///
     /// # Safety
-    /// Only one segment of these channels and this batch may ask.
+    /// May be called at most once for these channels of this batch.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn last_state(&self, segment: &Segment) -> Option<&mut [S::Wide]> {
         let len = segment.channels.len() * self.problem.state;
-        // SAFETY: segments share no channels within a batch, and the caller asks once for each.
+        // SAFETY: segments share no channels within a batch, and the caller calls this once for each.
         Some(unsafe { self.last_state.as_ref()?.part(self.state_offset(segment), len) })
     }
 
@@ -255,7 +255,7 @@ impl<'a, S: Storage> Call<'a, S> {
         }
     }
 
-    /// Prefetches what the step at an [`Call::offset`] reads and writes.
+    /// Prefetches the elements that the step at an [`Call::offset`] reads and writes.
     #[inline(always)]
     pub fn prefetch(&self, at: usize) {
         prefetch(self.x.as_ptr(), at);
@@ -274,7 +274,7 @@ pub struct Step<V> {
     pub rate: V,
     /// `delta * x`.
     pub input: V,
-    /// What `y` is so far.
+    /// The part of `y` that is summed so far.
     pub y: V,
 }
 
@@ -284,10 +284,10 @@ impl<V: Vector> Step<V> {
     }
 }
 
-/// A block of channels with what stays the same over time.
+/// A block of channels with its values that are constant over time.
 pub struct Block<'b, 'a, V, S: Storage> {
     inputs: &'b Inputs<'a, S>,
-    /// What it covers; at most `V::LANES` channels.
+    /// The part of the call that it covers; at most `V::LANES` channels.
     pub segment: Segment,
     bias: Option<V>,
     skip: Option<V>,
@@ -320,7 +320,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         S::load(&from[self.inputs.offset(&self.segment, t)..][..self.segment.channels.len()])
     }
 
-    /// Everything about step `t` that does not need the states.
+    /// The values of step `t` that do not depend on the states.
     #[inline(always)]
     pub fn step(&self, t: usize) -> Step<V> {
         let x = self.load(self.inputs.x, t);
@@ -344,7 +344,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         }
     }
 
-    /// A value of step `t` times its gate: from `y` to the output, and back from its cotangent.
+    /// A value of step `t` times its gate: turns `y` into the output, and the output's cotangent into that of `y`.
     #[inline(always)]
     fn gated(&self, t: usize, y: V) -> V {
         match self.inputs.z {
@@ -360,7 +360,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         Some(self.load(dy, t).mul(y).mul(math::silu_slope(z)))
     }
 
-    /// Step `t` as the gradient needs it, before and after the states are gone through.
+    /// The values of step `t` for the gradient: those for the loops over states, and those for afterwards.
     #[inline(always)]
     pub fn back_step(&self, t: usize, dy: &[S]) -> (BackStep<V>, StepEnd<V>) {
         let x = self.load(self.inputs.x, t);
@@ -375,7 +375,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
         (step, StepEnd { x, slope })
     }
 
-    /// The gradients of `x` and `dt` after the states were gone through.
+    /// The gradients of `x` and `dt`, from the sums over all states.
     #[inline(always)]
     pub fn gradients(&self, step: &BackStep<V>, end: &StepEnd<V>) -> [V; 2] {
         let delta = step.rate.mul(V::constant(std::f64::consts::LN_2));
@@ -389,7 +389,7 @@ impl<'b, 'a, S: Storage, V: Vector<Element = S::Wide>> Block<'b, 'a, V, S> {
     }
 }
 
-/// One time step of a block of channels in the backward pass: what every state needs.
+/// One time step of a block of channels in the backward pass: the operands and sums of the loops over states.
 #[derive(Clone, Copy)]
 pub struct BackStep<V> {
     /// `delta * log2(e)`.
@@ -404,11 +404,11 @@ pub struct BackStep<V> {
     pub dinput: V,
 }
 
-/// The values of that step for its end, once the states are done.
+/// The values of that step that are used after the loops over states.
 #[derive(Clone, Copy)]
 pub struct StepEnd<V> {
     pub x: V,
-    /// How `delta` changes with `dt`.
+    /// The derivative of `delta` by `dt`.
     slope: V,
 }
 

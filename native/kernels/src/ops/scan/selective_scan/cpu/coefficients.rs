@@ -11,19 +11,19 @@ use std::ops::Range;
 pub trait Rows<V>: Copy {
     /// The stored values of one state.
     type Item: Copy;
-    /// Whether all channels of the block have the same.
+    /// Whether all channels of the block share their values.
     const SHARED: bool;
-    /// Those of `K` neighbouring states at one step.
+    /// The stored values of `K` neighbouring states at one step.
     fn row<const K: usize>(&self, step: usize, first: usize) -> &[Self::Item; K];
-    /// One of them, for all channels of the block.
+    /// A stored value as a vector of the block's channels.
     fn vector(item: Self::Item) -> V;
 }
 
-/// All channels of the block have the same: one value a state, spread over the lanes when read.
+/// Values that all channels of the block share: one for each state, broadcast to the lanes when read.
 #[derive(Clone, Copy)]
 pub struct Same<'a, E> {
     values: &'a [E],
-    /// How many states there are: all of them, except where they are read [`Same::together`].
+    /// The number of states of a step: all of them, except where they are read [`Same::together`].
     stride: usize,
 }
 
@@ -69,13 +69,13 @@ impl<V: Vector> Rows<V> for Together<'_, V::Element> {
     }
 }
 
-/// Each channel has its own: one vector a state.
+/// Values of each channel: one vector for each state.
 #[derive(Clone, Copy)]
 pub struct Own<'a, V> {
     values: &'a [V],
-    /// From step to step: how many states there are, or 0 where all steps have the same.
+    /// The number of states of a step, or 0 where all steps have the same values.
     stride: usize,
-    /// The first of the states.
+    /// The first state that `values` has.
     from: usize,
 }
 
@@ -94,24 +94,24 @@ impl<V: Vector> Rows<V> for Own<'_, V> {
     }
 }
 
-/// Room for one tile.
+/// The buffers for one tile.
 pub struct Tile<V: Vector> {
     same: Vec<V::Element>,
-    /// What `same` holds: the first row, the number of rows, and their states. Neighbouring blocks mostly read
+    /// The contents of `same`: the first row, the number of rows, and their states. Neighbouring blocks mostly read
     /// equal rows, which are then not read again.
     holds: Option<(usize, usize, Range<usize>)>,
     own: Vec<V>,
 }
 
-/// B and C over a tile: both shared by the channels of the block, or both taken as each channel's own.
+/// B and C over a tile: both shared by the channels of the block, or both with values of each channel.
 #[derive(Clone, Copy)]
 pub enum Both<'a, V: Vector> {
     Same(Same<'a, V::Element>, Same<'a, V::Element>),
     Own(Own<'a, V>, Own<'a, V>),
 }
 
-/// Reads B and C for the channels of a segment over its time, some states at least. `shared` is what
-/// [`are_shared`] says.
+/// Reads B and C for the channels of a segment over its time, at least for `states`. `shared` is the result of
+/// [`are_shared`].
 #[inline(always)]
 pub fn fill<'a, V: Vector<Element = S::Wide>, S: Storage>(
     inputs: &Inputs<S>,
@@ -148,7 +148,7 @@ impl<V: Vector> Tile<V> {
         Tile { same: Vec::new(), holds: None, own: Vec::new() }
     }
 
-    /// One row a step, widened.
+    /// Reads one row per step, widened to the type of the arithmetic.
     #[inline(always)]
     fn copy<S: Storage<Wide = V::Element>>(
         &mut self,
@@ -184,7 +184,7 @@ impl<V: Vector> Tile<V> {
         }
     }
 
-    /// One row a step and channel, transposed.
+    /// Reads one row per step and channel, transposed to vectors of channels.
     #[inline(always)]
     fn gather<S: Storage<Wide = V::Element>>(
         &mut self,

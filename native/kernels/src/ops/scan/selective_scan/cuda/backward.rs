@@ -69,14 +69,15 @@ params! {
         db: u64 as "STORAGE*",
         dc: u64 as "STORAGE*",
         dinitial_state: u64 as "REAL*",
-        // States after every tile but the last, (tiles - 1, B, D, N); where there are chunks, those that
-        // the chunk would have if it started from zero, and the sums of its deltas so far, (tiles, B, D).
+        // `bounds`: states after every tile but the last, (tiles - 1, B, D, N). Where there are several chunks, they
+        // start from zero in each chunk, and `passed` has the sums of the chunk's deltas up to the end of each tile,
+        // (tiles, B, D).
         bounds: u64 as "REAL*",
         passed: u64 as "REAL*",
-        // The adjoints that chunks pass on, and after `compose` their incoming ones, (chunks, B, D, N).
+        // The outgoing adjoints of chunks, and after `compose` their incoming ones, (chunks, B, D, N).
         adjoints: u64 as "REAL*",
-        // Parts of sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N). That
-        // of dA lies where the run's adjoint was.
+        // Partial sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N). `part_a` reuses the
+        // memory of `adjoints`.
         part_a: u64 as "REAL*",
         part_const_b: u64 as "REAL*",
         part_const_c: u64 as "REAL*",
@@ -84,7 +85,7 @@ params! {
         part_bias: u64 as "REAL*",
         part_b: u64 as "REAL*",
         part_c: u64 as "REAL*",
-        // Sums of the previous slabs of states, 3 of (B, L, D).
+        // Sums over the previous slabs of states, three of (B, L, D).
         slabs: u64 as "REAL*",
         batch: i64,
         length: i64,
@@ -95,19 +96,20 @@ params! {
         groups_c: i64,
         share_b: i64,
         share_c: i64,
-        // Channels that blocks do not mix with others.
+        // Channels of a section. No block has channels of two sections, so that it reads a single group of B and C.
         section: i64,
-        // Steps per chunk, a multiple of the tile; how many chunks there are; those of this launch.
+        // Steps per chunk, a multiple of the tile; the number of chunks; the first chunk of this launch, and its number
+        // of chunks.
         chunk: i64,
         chunks: i64,
         first_chunk: i64,
         some_chunks: i64,
         // Steps of this launch.
         span: i64,
-        // Batches that one block does after each other; one where there are chunks.
+        // Batches that a block processes one after the other; 1 where there are several chunks.
         batches: i64,
         first_state: i64,
-        // How many sections there are, and blocks in each.
+        // The number of sections, and of blocks in each.
         sections: u32,
         section_blocks: u32,
         lo: R,
@@ -127,7 +129,7 @@ params! {
         bounds: u64 as "REAL*",
         adjoints: u64 as "REAL*",
         passed: u64 as "const REAL*",
-        // `rows` are those of B and D.
+        // `rows` is B times D.
         chunks: i64,
         tiles: i64,
         tiles_per_chunk: i64,
@@ -160,7 +162,7 @@ params! {
     }
 }
 
-/// Threads of a block that composes, or sums parts.
+/// Threads of a block of `compose.cu` and `sum_parts.cu`.
 const THREADS: u32 = 256;
 
 /// The most sums of a call in one launch.
@@ -173,12 +175,12 @@ params! {
     }
 }
 
-/// A call whose buffers are known, with the parameters that do not depend on its layout.
+/// A call with the addresses of its buffers and the parameters that do not depend on its layout.
 struct Call<'a, R> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params<R>,
-    /// Gradients that are sums over batch and time.
+    /// Addresses of the gradients that are sums over batch and time.
     da: u64,
     dd: u64,
     dbias: u64,
@@ -248,7 +250,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             place
         };
         let params = &mut self.params;
-        // First what slabs share.
+        // First the array that slabs pass on, so that its address is the same for all of them.
         params.slabs = take(rooms.slabs);
         params.bounds = take(rooms.bounds);
         params.adjoints = take(rooms.run_states);
@@ -287,7 +289,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         self.sum(&self.over_time(way))
     }
 
-    /// Some chunks backwards, and their sums over channels.
+    /// Queues the backward pass over some chunks, and its sums over channels.
     fn round(&mut self, way: &Way, first: usize) -> Result<()> {
         let Problem { batch, length, channels, .. } = *self.problem;
         let some = way.some_chunks.min(way.chunks - first);
@@ -301,7 +303,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         self.sum(&self.over_channels(way, start, span))
     }
 
-    /// Launches a pass over `runs` runs. A run is a chunk of a batch, or the batches that a block does one by one.
+    /// Launches a pass over `runs` runs. A run is a chunk of a batch, or the batches that a block processes one by one.
     fn launch(&self, way: &Way, pass: Pass, runs: usize) -> Result<()> {
         let kernel = self.kernel(way, pass)?;
         let grid = [grid_size(way.blocks(self.problem) * runs)?, 1, 1];

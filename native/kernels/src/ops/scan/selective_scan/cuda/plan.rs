@@ -4,7 +4,7 @@ use super::super::{Form, Problem};
 use super::groups;
 use crate::tensor::DType;
 
-/// The parameters of a layout that can be chosen.
+/// The free parameters of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Threads that share a channel, a power of two up to 32.
@@ -13,16 +13,16 @@ pub struct Plan {
     pub owned: usize,
     /// Warps per block.
     pub warps: usize,
-    /// Parts that time is cut into.
+    /// The number of chunks of time.
     pub chunks: usize,
 }
 
-/// What a launch is for, if time is cut into chunks.
+/// The passes over chunks of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pass {
-    /// What chunks hand on.
+    /// The states at the ends of chunks; in the gradient those between tiles, and the outgoing adjoints of chunks.
     Ends,
-    /// The results. It is the only pass where there is one chunk.
+    /// The results. It is the scan's only pass where there is one chunk.
     Results,
 }
 
@@ -48,21 +48,21 @@ impl Reach {
     }
 }
 
-/// A plan with all that follows from it for one slab of states.
+/// A plan, and the sizes that follow from it for one slab of states.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub plan: Plan,
     pub states: usize,
     pub slabs: bool,
-    /// Steps that the lanes of a channel do together.
+    /// Steps that the lanes of a channel share among them.
     pub together: usize,
     pub form_b: Reach,
     pub form_c: Reach,
-    /// Channels that blocks do not mix with others.
+    /// Channels of a section: no block has channels of two sections.
     pub section: usize,
     pub chunk: usize,
     pub chunks: usize,
-    /// Blocks that a multiprocessor must have registers for.
+    /// Blocks to be resident on a multiprocessor, which limits their registers.
     pub resident: usize,
 }
 
@@ -125,8 +125,8 @@ impl Way {
         }
     }
 
-    /// With few warps each may have many registers, to overlap its steps; with more warps, more of them
-    /// should be resident.
+    /// Sets the number of resident blocks. With few warps each may have many registers, to overlap its steps; with more
+    /// warps, more of them should be resident.
     fn resident(self, problem: &Problem, processors: usize) -> Way {
         let blocks = (self.blocks(problem) * self.chunks).div_ceil(processors);
         let warps = match self.per_lane() * problem.dtype.wide().size() {
@@ -147,7 +147,7 @@ impl Way {
         self.section.div_ceil(self.plan.warps * 32 / self.plan.lanes)
     }
 
-    /// Blocks that cover everything once.
+    /// Blocks that cover all channels of all batches.
     pub fn blocks(&self, problem: &Problem) -> usize {
         problem.batch * (problem.channels / self.section) * self.section_blocks()
     }
@@ -157,7 +157,7 @@ impl Way {
         self.chunks - 1
     }
 
-    /// Elements it takes to keep these end states and the sums of steps that lead to them.
+    /// Elements of workspace for these end states and the sums of delta over their chunks.
     pub fn cut_states(&self, problem: &Problem) -> usize {
         self.cuts() * problem.batch * problem.channels * (self.states + 1)
     }
@@ -182,7 +182,7 @@ impl Way {
     fn clocks(&self, problem: &Problem, processors: usize) -> f64 {
         let Plan { lanes, owned, warps, .. } = self.plan;
         let k = self.per_lane() as f64;
-        // Per tile: loads, and a barrier that takes longer the more warps meet; B and C are shared.
+        // Per tile: loads, and a barrier that takes longer for more warps; B and C are shared by warps.
         let tile = (60.0 + 4.0 * warps as f64) / (lanes * owned) as f64 + 0.4 * self.states as f64 / warps as f64;
         let pass = |per_state: f64, chunks: usize| {
             let blocks = (self.blocks(problem) * chunks).div_ceil(processors);
@@ -225,7 +225,7 @@ fn halves(most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(most), |&one| (one > 1).then_some(one / 2))
 }
 
-/// A single step only moves states: 16 bytes a thread, neighbours side by side.
+/// A single step only loads and stores states: 16 bytes per thread, contiguous between neighbours.
 fn single_step_lanes(states: usize) -> usize {
     states.div_ceil(4).next_power_of_two().min(32)
 }

@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Steps in a tile of a long sequence. Only the states between tiles are kept.
 const TILE: usize = 32;
 
-/// The longest sequence of one tile: no state has to be kept, which saves more than a smaller tile.
+/// The longest sequence that is a single tile: it needs no kept states, which saves more than a smaller tile would.
 const ONE_TILE: usize = 64;
 
 /// The workspace of a thread. States are vectors of channels, block after block.
@@ -30,18 +30,18 @@ pub struct Scratch<V: Vector> {
     a: Vec<V>,
     /// The channels that `a` belongs to.
     a_of: Range<usize>,
-    /// Before each tile, and after the last.
+    /// The states before each tile, and after the last.
     noted: Vec<V>,
     carry: Vec<V>,
     da: Vec<V>,
-    /// A vector a block.
+    /// One vector for each block.
     dd: Vec<V>,
     ddt_bias: Vec<V>,
     b: coefficients::Tile<V>,
     c: coefficients::Tile<V>,
     db: Local<V>,
     dc: Local<V>,
-    /// A tile of them for each block.
+    /// The steps of a tile, block after block.
     steps: Vec<Step<V>>,
     back_steps: Vec<BackStep<V>>,
     ends: Vec<StepEnd<V>>,
@@ -54,7 +54,7 @@ pub struct Scratch<V: Vector> {
 }
 
 impl<V: Vector> Scratch<V> {
-    /// For any panel of the plan.
+    /// Allocates the workspace for any panel of the plan.
     pub fn new<S: Storage<Wide = V::Element>>(plan: &Plan<S>) -> Self {
         let Problem { length, state, channels, .. } = *plan.inputs.problem;
         let tile = if length <= ONE_TILE { length } else { TILE };
@@ -86,7 +86,7 @@ impl<V: Vector> Scratch<V> {
         }
     }
 
-    /// Begins with a panel of these channels.
+    /// Starts a panel of these channels: transposes `A` and clears the sums.
     #[inline(always)]
     pub fn begin<S: Storage<Wide = V::Element>>(&mut self, plan: &Plan<S>, channels: &Range<usize>) {
         let blocks = channels.len().div_ceil(V::LANES);
@@ -106,11 +106,11 @@ impl<V: Vector> Scratch<V> {
         plan.c.begin(channels, &self.shared, &mut self.dc);
     }
 
-    /// Writes what was summed over batch and time.
+    /// Writes the sums over batch and time.
     #[inline(always)]
     pub fn write_weights<S: Storage<Wide = V::Element>>(&self, plan: &Plan<S>, part: usize, channels: &Range<usize>) {
         let (first, len) = (part * plan.division.channels + channels.start, channels.len());
-        // SAFETY: of each part of the batches and each panel there is one.
+        // SAFETY: only one unit has this part of the batches and this panel.
         let (a, d, dt_bias) = unsafe {
             (plan.a.part(first * self.state, len * self.state), plan.d.part(first, len), plan.dt_bias.part(first, len))
         };
@@ -173,9 +173,9 @@ fn tile(panel: &Segment, i: usize, length: usize) -> Segment {
     Segment { time: i * length..panel.time.end.min((i + 1) * length), ..panel.clone() }
 }
 
-/// What is prefetched while a tile is computed.
+/// The rows to prefetch while a tile is computed.
 struct Soon<'s, S> {
-    /// Where the sequences start.
+    /// The addresses of the sequences.
     arrays: &'s [*const S],
     ahead: Ahead,
 }
@@ -189,13 +189,13 @@ impl<S> Clone for Soon<'_, S> {
 impl<S> Copy for Soon<'_, S> {}
 
 impl<S> Soon<'_, S> {
-    /// For the block that begins `channels` after the first.
+    /// The rows of the block that begins `channels` after the first.
     #[inline(always)]
     fn block(self, channels: usize) -> Self {
         Soon { ahead: self.ahead.block(channels), ..self }
     }
 
-    /// The part to prefetch while some of `count` states are computed.
+    /// The share of the sequences to prefetch while the states `some` of `count` are computed.
     #[inline(always)]
     fn share(self, some: &Range<usize>, count: usize) -> Self {
         let len = self.arrays.len();
@@ -212,7 +212,7 @@ impl<S> Soon<'_, S> {
     }
 }
 
-/// The states at both ends of time.
+/// Loads the states before the first step, and the cotangents of those after the last.
 #[inline(always)]
 fn start<V: Vector<Element = S::Wide>, S: Storage>(plan: &Plan<S>, panel: &Segment, scratch: &mut Scratch<V>) {
     let Scratch { state, states, .. } = *scratch;
@@ -230,7 +230,7 @@ fn start<V: Vector<Element = S::Wide>, S: Storage>(plan: &Plan<S>, panel: &Segme
     }
 }
 
-/// Advances the noted states over tile `i`; writes the gradient of the gate, which needs `y`.
+/// Advances the states over tile `i` and keeps them; writes the gradient of the gate, which needs `y`.
 #[inline(always)]
 fn forward_tile<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
@@ -283,8 +283,8 @@ fn write_gates<V: Vector<Element = S::Wide>, S: Storage>(
     }
 }
 
-/// Takes all blocks of tile `i` backwards: some states of all blocks, then the next states, so that what
-/// adds up over the blocks stays in the first-level cache.
+/// Takes all blocks of tile `i` backwards: a few states of all blocks, then the next states, so that the sums over
+/// blocks stay in the first-level cache.
 #[inline(always)]
 fn backward_tile<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
@@ -315,7 +315,7 @@ fn backward_tile<V: Vector<Element = S::Wide>, S: Storage>(
     plan.c.end_tile(plan.inputs.problem, tile, &scratch.dc);
 }
 
-/// Prepares the steps of all blocks: step by step, since the rows of a step lie together.
+/// Prepares the steps of all blocks: step by step, since the rows of a step are contiguous.
 #[inline(always)]
 fn begin_steps<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
@@ -377,7 +377,7 @@ fn reverse_block<V: Vector<Element = S::Wide>, S: Storage>(
     tile.with(both, plan.sequences.dstates.is_some(), Given { values: &scratch.cotangents });
 }
 
-/// Brings the cotangents of some states of a block into vectors of channels, zero where there are none.
+/// Gathers the cotangents of some states of a block as vectors of channels; lanes past the last channel are zero.
 #[inline(always)]
 fn gather_cotangents<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
@@ -405,7 +405,7 @@ struct Reversal<'s, V, S> {
     steps: &'s mut [BackStep<V>],
     near: bool,
     states: States<'s, V>,
-    /// How many states go through the tile.
+    /// The number of states that go through the tile together.
     together: usize,
     db: reverse::Sums<'s, V>,
     dc: reverse::Sums<'s, V>,
@@ -438,7 +438,7 @@ impl<V: Vector, S> Reversal<'_, V, S> {
     }
 }
 
-/// Writes the gradients of `x` and `dt`, and adds up those of their weights.
+/// Writes the gradients of `x` and `dt`, and adds to those of `D` and `dt_bias`.
 #[inline(always)]
 fn write_steps<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,

@@ -4,16 +4,16 @@ use super::super::call::BackStep;
 use super::super::coefficients::Rows;
 use crate::cpu::{Vector, unrolled};
 
-/// The most states that go through a tile together, limited by the registers. What is kept of them between
-/// the two loops, and the sums that they add to, should stay in the first-level cache.
+/// The most states that go through a tile together, limited by the registers. The values that are kept between the two
+/// loops, and the sums, should stay in the first-level cache.
 pub const MOST: usize = 4;
 
-/// How many of `left` states go through a tile next.
+/// The number of states, out of `left`, that go through a tile together next.
 pub fn together(left: usize) -> usize {
     if left < MOST { 1 } else { MOST }
 }
 
-/// A state on the way forwards: its decay in a step, and its value before.
+/// A state in the forward loop: its decay in a step, and its value before the step.
 #[derive(Clone, Copy)]
 pub struct Kept<V> {
     decay: V,
@@ -28,10 +28,10 @@ impl<V: Vector> Kept<V> {
 
 /// The states of a block: one vector each.
 pub struct States<'s, V> {
-    /// The first of those that go through the tile.
+    /// The first of the states that go through the tile.
     pub first: usize,
     pub a: &'s [V],
-    /// Before the tile.
+    /// The states before the tile.
     pub start: &'s [V],
     /// `a[t+1] g[t+1]`: after the tile, then before it.
     pub carry: &'s mut [V],
@@ -39,15 +39,15 @@ pub struct States<'s, V> {
     pub da: &'s mut [V],
 }
 
-/// Where the gradient of B or C adds up, with the channels in their lanes: a row of some states.
+/// The sums for the gradient of B or C, with channels still in lanes: a row of states for each step.
 pub struct Sums<'s, V> {
     pub values: &'s mut [V],
-    /// From step to step: how many vectors there are, or 0 where all steps have the same.
+    /// Vectors from row to row, or 0 where all steps add to the same row.
     pub stride: usize,
 }
 
-/// Whether a row of `states` states is one vector, as [`Vector::fold`] leaves it. It is for blocks whose channels
-/// share B and C: less to read and write for each block.
+/// Whether a row of `states` states is folded into one vector by [`Vector::fold`]. That is for blocks whose channels
+/// share B and C: it saves loads and stores.
 const fn folds<V: Vector>(shared: bool, states: usize) -> bool {
     shared && states == MOST && V::LANES >= MOST
 }
@@ -58,7 +58,7 @@ pub const fn stride<V: Vector>(shared: bool, states: usize) -> usize {
 }
 
 impl<V: Vector> Sums<'_, V> {
-    /// Adds products of `K` states at a step.
+    /// Adds the products of `a` and `b` for `K` states at a step.
     #[inline(always)]
     fn add<B: Rows<V>, const K: usize>(&mut self, step: usize, a: [V; K], b: V) {
         if folds::<V>(B::SHARED, K) {
@@ -75,7 +75,8 @@ impl<V: Vector> Sums<'_, V> {
 
 /// Cotangents of the states themselves, if there are any.
 pub trait Cotangents<V>: Copy {
-    /// `g` with that of a state at a step; the states that go together are counted from 0.
+    /// `g` plus the cotangent of a state at a step; `state` counts from the first of those that go through the tile
+    /// together.
     fn add_to(self, g: V, step: usize, state: usize) -> V;
 }
 
@@ -86,7 +87,7 @@ impl<V> Cotangents<V> for () {
     }
 }
 
-/// One vector a state, step after step, [`MOST`] of them a step.
+/// One vector for each step and state, with a stride of [`MOST`] states.
 #[derive(Clone, Copy)]
 pub struct Given<'s, V> {
     pub values: &'s [V],
@@ -99,7 +100,7 @@ impl<V: Vector> Cotangents<V> for Given<'_, V> {
     }
 }
 
-/// Takes `K` states of a block through a tile. Calls `ahead` once a step.
+/// Takes `K` states of a block through a tile, forwards and back. Calls `ahead` once a step.
 #[inline(always)]
 pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY: bool, const K: usize>(
     steps: &mut [BackStep<V>],

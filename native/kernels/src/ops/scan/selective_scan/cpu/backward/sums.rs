@@ -1,9 +1,9 @@
 //! The gradients that are sums over more than a block of channels: those of B and C over the
 //! channels of a group, those of weights over batch and time.
 //!
-//! The order of all sums follows from the problem alone. Channels are divided into panels, each done by one
-//! thread. Where a group spans several panels, each leaves a sum of its own, and these are added up at the end.
-//! A slot is the intersection of a panel and a group.
+//! The order of all sums follows from the problem alone. Channels are divided into strips, and a strip of a batch is
+//! done by one thread. Where a group spans several strips, each has its own partial sum, and these are added up at the
+//! end. A slot is the intersection of a strip and a group.
 
 use super::super::by_channel::transpose_out;
 use super::super::call::Segment;
@@ -15,17 +15,17 @@ use crate::ops::scan::selective_scan::{Form, Problem};
 use crate::tensor::{Element, ViewMut};
 use std::ops::Range;
 
-/// How the channels are divided for one coefficient.
+/// How the channels are divided into slots, for one coefficient.
 #[derive(Clone, Copy)]
 pub struct Slots {
-    /// Channels of a panel.
+    /// Channels of a strip.
     width: usize,
     /// Channels of a group.
     share: usize,
-    /// The period, in channels, after which panels and groups begin together again.
+    /// The period, in channels, after which strips and groups begin together again.
     both: usize,
     channels: usize,
-    /// How many slots there are.
+    /// The number of slots.
     count: usize,
 }
 
@@ -38,7 +38,7 @@ impl Slots {
         Slots { count, ..slots }
     }
 
-    /// The slot of a channel: how many began up to there, without the first.
+    /// The slot of a channel: the number of slots that begin up to it, without the first.
     #[inline(always)]
     fn of(&self, channel: usize) -> usize {
         channel / self.width + channel / self.share - channel / self.both
@@ -55,7 +55,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Sums that come in parts, one for each group of batches.
+/// Partial sums, one for each part of the batches.
 pub struct Parts<E> {
     values: Vec<E>,
     len: usize,
@@ -70,7 +70,7 @@ impl<E: Real> Parts<E> {
         Shared::new(&mut self.values)
     }
 
-    /// Adds the parts up, in their order.
+    /// Adds up the parts, in their order.
     pub fn total<S: Storage<Wide = E>>(&self, to: &mut [S]) {
         let mut total = vec![E::from_f64(0.0); to.len()];
         for part in self.values.chunks_exact(self.len.max(1)) {
@@ -98,8 +98,8 @@ pub struct Coefficient<'a, S: Storage> {
     slots: Slots,
     state: usize,
     out: &'a mut [S],
-    /// Sums over the channels of a slot, (B, L, slots, N), where slots are not groups; for a constant
-    /// coefficient those of a part of the batches.
+    /// Sums over the channels of a slot, (B, L, slots, N), where slots are not groups; for a constant coefficient, sums
+    /// over a part of the batches, (parts, D, N).
     parts: Parts<S::Wide>,
 }
 
@@ -119,7 +119,7 @@ impl<'a, S: Storage> Coefficient<'a, S> {
         Ok(Coefficient { form, slots, state, out: out.slice()?, parts })
     }
 
-    /// To be written by the panels.
+    /// The destination of the panels' sums.
     pub fn shared(&mut self) -> Writer<'_, S> {
         let Coefficient { form, slots, state, .. } = *self;
         let to = match self.parts.values.is_empty() {
@@ -129,7 +129,7 @@ impl<'a, S: Storage> Coefficient<'a, S> {
         Writer { form, slots, state, to }
     }
 
-    /// Adds up what the panels left.
+    /// Adds up the partial sums.
     pub fn finish(self, exec: &Exec) -> Result<()> {
         match self.form {
             Form::Constant => self.parts.total(self.out),
@@ -177,35 +177,35 @@ enum To<'w, S: Storage> {
     Parts(Shared<'w, S::Wide>),
 }
 
-/// Where the sums of a block of a panel belong.
+/// The slots that a block of a panel adds to.
 #[derive(Clone, Copy)]
 struct Target {
     /// The first slot, counted from the panel's first.
     slot: usize,
-    /// Whether there is no other.
+    /// Whether it is the only one.
     only: bool,
     /// Whether the next block adds to the same slot in the same way.
     goes_on: bool,
 }
 
-/// Some states of a block of a panel.
+/// A range of states of a block of a panel.
 pub struct Slice {
     pub block: usize,
     pub states: Range<usize>,
-    /// How many vectors a step leaves of them.
+    /// The number of vectors of their sums at a step.
     pub stride: usize,
 }
 
 /// The workspace of a thread.
 pub struct Local<V: Vector> {
-    /// Of each block of the panel.
+    /// For each block of the panel.
     targets: Vec<Target>,
     /// The slots of the panel.
     slots: Range<usize>,
-    /// Sums of blocks over a tile, of the states that go together, the channels still in their lanes;
-    /// for a constant coefficient those of all steps and states, block after block.
+    /// Sums over blocks, for each step of a tile and for the states that go through it together, with channels still in
+    /// lanes; for a constant coefficient sums over steps, for all states, block after block.
     lanes: Vec<V>,
-    /// Whether `lanes` has sums of the blocks before, to which the next block adds.
+    /// Whether the next block adds to the sums in `lanes`.
     open: bool,
     /// Sums over channels: for each step of a tile a row for each slot of the panel.
     rows: Vec<V::Element>,
@@ -226,7 +226,7 @@ fn cleared<T: Copy>(values: &mut Vec<T>, len: usize, zero: T) {
 }
 
 impl<S: Storage> Writer<'_, S> {
-    /// Begins with a panel of channels. `shared` tells of its blocks whether all lanes have the same B and C.
+    /// Starts a panel of channels. `shared` says for each of its blocks whether all lanes have the same B and C.
     #[inline(always)]
     pub fn begin<V: Vector<Element = S::Wide>>(&self, channels: &Range<usize>, shared: &[bool], local: &mut Local<V>) {
         local.open = false;
@@ -247,7 +247,7 @@ impl<S: Storage> Writer<'_, S> {
         }
     }
 
-    /// Begins with a tile of a panel.
+    /// Starts a tile of a panel.
     #[inline(always)]
     pub fn begin_tile<V: Vector<Element = S::Wide>>(&self, tile: &Segment, local: &mut Local<V>) {
         if self.form != Form::Constant {
@@ -256,7 +256,7 @@ impl<S: Storage> Writer<'_, S> {
         }
     }
 
-    /// Where some states of a block add their part over a tile.
+    /// The sums that some states of a block add to over a tile.
     #[inline(always)]
     pub fn place<'l, V: Vector<Element = S::Wide>>(
         &self,
@@ -278,7 +278,7 @@ impl<S: Storage> Writer<'_, S> {
         }
     }
 
-    /// Adds the lanes of these states to their rows, unless the next block keeps adding to them.
+    /// Reduces the lanes of these states and adds them to their rows, unless the next block adds to the same lanes.
     #[inline(always)]
     pub fn leave<V: Vector<Element = S::Wide>>(&self, some: &Slice, block: &Segment, local: &mut Local<V>) {
         if self.form == Form::Constant {
@@ -291,7 +291,7 @@ impl<S: Storage> Writer<'_, S> {
             return;
         }
         let (len, start) = (local.slots.len() * self.state, target.slot * self.state + states.start);
-        // A loop with a counter: the iterators that would do are too large for the compiler to inline.
+        // A loop with a counter: the compiler does not inline the equivalent iterators, which are too large.
         let mut t = 0;
         while t < block.time.len() {
             let (row, lanes) = (&mut local.rows[t * len + start..], &local.lanes[t * stride..][..*stride]);
@@ -335,18 +335,18 @@ impl<S: Storage> Writer<'_, S> {
         }
     }
 
-    /// Writes the sums over all steps of a constant coefficient, of a panel and a part of the batches.
+    /// Writes the sums over all steps for a constant coefficient, of a panel and a part of the batches.
     #[inline(always)]
     pub fn end<V: Vector<Element = S::Wide>>(&self, part: usize, channels: &Range<usize>, local: &Local<V>) {
         if let (Form::Constant, To::Parts(parts)) = (self.form, &self.to) {
             let start = (part * self.slots.channels + channels.start) * self.state;
-            // SAFETY: of each part of the batches and each panel there is one.
+            // SAFETY: only one unit has this part of the batches and this panel.
             transpose_out(&local.lanes, self.state, unsafe { parts.part(start, channels.len() * self.state) });
         }
     }
 }
 
-/// Adds each vector's sum.
+/// Adds the sum of the lanes of each vector.
 #[inline(always)]
 fn add_sums<E: Real, V: Vector<Element = E>>(lanes: &[V], row: &mut [E]) {
     for n in 0..lanes.len() {
@@ -354,7 +354,7 @@ fn add_sums<E: Real, V: Vector<Element = E>>(lanes: &[V], row: &mut [E]) {
     }
 }
 
-/// Adds the sums of four vectors that were folded to one.
+/// Adds the sums of the lanes of four vectors that were folded into one.
 #[inline(always)]
 fn add_fours<E: Real, V: Vector<Element = E>>(folded: V, row: &mut [E]) {
     let sums = folded.fours();

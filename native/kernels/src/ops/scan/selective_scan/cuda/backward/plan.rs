@@ -7,25 +7,25 @@ use super::super::plan::{Pass, gcd};
 use crate::cuda::Facts;
 use crate::tensor::DType;
 
-/// Steps between states that are kept; lanes go over them, so there are 32.
+/// Steps of a tile, between states that are kept: 32, since each lane of a warp prefetches one of them.
 pub(super) const TILE: usize = 32;
 
-/// Steps whose states are in registers, and steps that the first pass prepares at once.
+/// Steps of the second pass whose states are in registers at once, and steps that are prepared at once.
 pub(super) const SUB: usize = 4;
 pub(super) const STAGE: usize = 8;
 
-/// The parameters of a layout that can be chosen.
+/// The free parameters of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardPlan {
     /// Channels per thread: 1, 2 or 4.
     pub channels: usize,
     /// Warps per block.
     pub warps: usize,
-    /// Parts that time is cut into.
+    /// The number of chunks of time.
     pub chunks: usize,
 }
 
-/// A plan with all that follows from it for one slab of states.
+/// A plan, and the sizes that follow from it for one slab of states.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub plan: BackwardPlan,
@@ -35,14 +35,14 @@ pub(super) struct Way {
     /// Threads that share a channel, and states that each of them has.
     pub lanes: usize,
     pub per_lane: usize,
-    /// Channels that blocks do not mix with others.
+    /// Channels of a section: no block has channels of two sections.
     pub section: usize,
     /// Steps per chunk.
     pub chunk: usize,
     pub chunks: usize,
-    /// Chunks that go backwards at once.
+    /// The most chunks of one launch of the backward pass.
     pub some_chunks: usize,
-    /// Batches that one block does one by one.
+    /// Batches that a block processes one by one.
     pub batches: usize,
 }
 
@@ -80,7 +80,7 @@ fn most_states(dtype: DType) -> usize {
 }
 
 impl Way {
-    /// The ways of all slabs of states.
+    /// The layouts of all slabs of states.
     pub fn slabs(problem: &Problem, facts: &Facts, plan: Option<BackwardPlan>) -> Vec<Way> {
         let most = most_states(problem.dtype);
         let slabs = problem.state.div_ceil(most).max(1);
@@ -139,7 +139,7 @@ impl Way {
         }
     }
 
-    /// Does less at once, until the workspace keeps within the limit of memory.
+    /// Processes fewer chunks at once, or more batches per block, until the workspace is within its limit.
     fn frugal(mut self, problem: &Problem) -> Way {
         let most = allowed(problem);
         let too_much = |way: &Way| way.rooms(problem).elements() > most;
@@ -167,17 +167,17 @@ impl Way {
         problem.channels.checked_div(self.section).unwrap_or(0) * self.section_blocks()
     }
 
-    /// Whether some threads have channels past the end.
+    /// Whether some threads have padding channels, past the end of a section.
     pub fn is_ragged(&self) -> bool {
         !self.section.is_multiple_of(self.plan.warps * self.width())
     }
 
-    /// Parts that sums over batch and time are made of.
+    /// The number of partial sums over batch and time.
     pub fn runs(&self, problem: &Problem) -> usize {
         problem.batch.div_ceil(self.batches) * self.chunks
     }
 
-    /// The workspace that it takes.
+    /// The sizes of the workspace's arrays.
     pub fn rooms(&self, problem: &Problem) -> Rooms {
         let Problem { batch, length, channels, .. } = *problem;
         let tiles = length.div_ceil(TILE);
@@ -204,7 +204,7 @@ impl Way {
         .aligned()
     }
 
-    /// Bytes of shared memory; the kernel's `Shared`.
+    /// Bytes of shared memory: the kernel's `Shared`, with a gate.
     pub fn shared(&self, problem: &Problem, pass: Pass) -> usize {
         let (width, padded) = (self.width(), self.lanes * self.per_lane);
         let (rows, warp) = match pass {
@@ -217,7 +217,7 @@ impl Way {
         (2 * rows * padded + self.plan.warps * warp) * problem.dtype.wide().size()
     }
 
-    /// Blocks that a multiprocessor must have registers for.
+    /// Blocks to be resident on a multiprocessor, which limits their registers.
     pub fn resident(&self, problem: &Problem, pass: Pass) -> usize {
         let states = self.plan.channels * self.per_lane * problem.dtype.wide().size() / 4;
         let warps = match (states, pass) {
@@ -230,7 +230,7 @@ impl Way {
         (warps / self.plan.warps).max(1)
     }
 
-    /// Predicted clocks: what the busiest multiprocessor issues, and how well its warps fill the time.
+    /// Predicted clocks: the instructions that the busiest multiprocessor issues, and how well its warps hide latency.
     fn clocks(&self, problem: &Problem, facts: &Facts) -> f64 {
         let (width, shared) = (self.plan.channels * self.per_lane * self.plan.warps, facts.shared as usize);
         let filled = |blocks: usize| {
@@ -256,7 +256,7 @@ impl Way {
 }
 
 impl Rooms {
-    /// With all rows of states at multiples of 16 bytes.
+    /// Rounds sizes up, so that every array starts at a multiple of 16 bytes.
     fn aligned(self) -> Rooms {
         let up = |elements: usize| elements.next_multiple_of(4);
         Rooms {
@@ -286,7 +286,7 @@ fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -
         for warps in [8, 4, 2, 1] {
             let whole = BackwardPlan { channels, warps, chunks: 1 };
             let way = new(whole);
-            // More warps only where few channels fit one.
+            // Eight warps only where each has few channels.
             if warps == 8 && way.width() > 8 {
                 continue;
             }
