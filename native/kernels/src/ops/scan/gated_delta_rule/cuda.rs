@@ -1,7 +1,8 @@
-//! The recurrence on CUDA, step by step in f32 (f64 for f64), for any type and sizes: `columns.cu`. A call with one step,
-//! as in decoding, reads and writes each state once.
+//! The recurrence on CUDA: in chunks on tensor cores where storage and sizes allow, else step by step in f32 (f64 for
+//! f64), for any type and sizes: `columns.cu`. A call with one step, as in decoding, reads and writes each state once.
 
 mod backward;
+mod chunked;
 
 use super::{EPS, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, params, types};
@@ -9,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::DType;
 pub use backward::backward;
+use chunked::Chunked;
 
 const COLUMNS: Source<Params> =
     Source::new("gated_delta_columns", concat!(include_str!("staged.cu"), include_str!("columns.cu")));
@@ -51,6 +53,13 @@ params! {
         ends: u64 as "REAL*",      // states after chunks (B, H, chunks, K, V)
         products: u64 as "REAL*",  // inner products of `ends` and cotangents, by warp (B, H, chunks, products_each)
         changes: u64 as "REAL*",   // dg[t] - dg[t+1] (B, L, H)
+        inverses: u64 as "STORAGE*", // of I + L (B, H, chunks, CHUNK, CHUNK); likewise P
+        scores: u64 as "STORAGE*",
+        factors: u64 as "float*", // of the steps of chunks (B, H, chunks, 4, CHUNK)
+        before: u64 as "STORAGE*", // states before chunks (B, H, chunks, K, V)
+        after: u64 as "STORAGE*",  // cotangents of states after chunks
+        inputs: u64 as "STORAGE*", // U, and its cotangent (B, L, H, V)
+        dz: u64 as "STORAGE*",
         length: i64,
         chunks: i64,
         batch: i32,
@@ -74,7 +83,11 @@ struct Call<'a> {
 
 /// Queues the op.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-    Call::new(problem, inputs, outputs, lane)?.columns(Wanted::Outputs)
+    let call = Call::new(problem, inputs, outputs, lane)?;
+    match Chunked::width(&call) {
+        Some(width) => Chunked::new(call, width)?.forward(),
+        None => call.columns(Wanted::Outputs),
+    }
 }
 
 /// The outputs of `columns.cu`.

@@ -1,6 +1,7 @@
 // The gradients of a step: of a group's q and k, and of its heads' v and beta. A warp for each group and step.
 //   EACH             keys of a lane, rounded up
-// With GATE it also writes p.changes, dg[t] - dg[t+1] = y . dy - dv . v.
+//   VALUES           whether it computes the gradients of v and beta: then dk has two parts
+// With VALUES and GATE it also writes p.changes, dg[t] - dg[t+1] = y . dy - dv . v.
 
 __device__ __forceinline__ REAL warp_sum(REAL sum) {
 #pragma unroll
@@ -27,10 +28,14 @@ __device__ __forceinline__ REAL dot(const REAL (&a)[EACH], const REAL (&b)[EACH]
     return warp_sum(sum);
 }
 
-// Loads q or k times the factor that normalizes it.
-__device__ __forceinline__ void load(REAL (&to)[EACH], const STORAGE* from, REAL factor, int keys) {
+// Loads q or k, with NORM divided by its norm; returns the inverse of the norm, or 1.
+__device__ __forceinline__ REAL load(REAL (&to)[EACH], const STORAGE* from, int keys) {
 #pragma unroll
-    for (int n = 0; n < EACH; n++) to[n] = key_of(n) < keys ? widen(from[key_of(n)]) * factor : (REAL)0;
+    for (int n = 0; n < EACH; n++) to[n] = key_of(n) < keys ? widen(from[key_of(n)]) : (REAL)0;
+    REAL factor = NORM ? rsqrt(dot(to, to) + (REAL)EPS) : (REAL)1;
+#pragma unroll
+    for (int n = 0; n < EACH; n++) to[n] *= factor;
+    return factor;
 }
 
 // Writes dq or dk. `sums` is the gradient of `unit`, which with NORM is the normalized input, `x * factor`.
@@ -62,19 +67,17 @@ extern "C" __global__ void gated_delta_finish(Params p) {
     if (row >= (i64)p.batch * p.length * p.groups) return;
     int heads = p.heads / p.groups;
     i64 first = row / p.groups * p.heads + row % p.groups * heads;
-    REAL scale = p.scale, q_factor = NORM ? p.q_factors[row] : (REAL)1, k_factor = NORM ? p.k_factors[row] : (REAL)1;
     REAL q[EACH], k[EACH], dq[EACH] = {}, dk[EACH] = {};
-    load(q, p.q + row * p.keys, q_factor, p.keys);
-    load(k, p.k + row * p.keys, k_factor, p.keys);
+    REAL q_factor = load(q, p.q + row * p.keys, p.keys), k_factor = load(k, p.k + row * p.keys, p.keys);
     for (int i = 0; i < heads; i++) {
         REAL own[EACH] = {};
         add(own, p, 0, first + i);
         add(dk, p, 1, first + i);
-        add(dk, p, 2, first + i);
-        REAL with_v = write_values(p, first + i);
 #pragma unroll
-        for (int n = 0; n < EACH; n++) own[n] *= scale, dq[n] += own[n];
-        REAL with_dy = GATE ? dot(own, q) : (REAL)0;
+        for (int n = 0; n < EACH; n++) own[n] *= (REAL)p.scale, dq[n] += own[n];
+        if (!VALUES) continue;
+        add(dk, p, 2, first + i);
+        REAL with_v = write_values(p, first + i), with_dy = GATE ? dot(own, q) : (REAL)0;
         if (GATE && threadIdx.x % 32 == 0) p.changes[first + i] = with_dy - with_v;
     }
     write(p.dq + row * p.keys, dq, q, q_factor, p.keys);

@@ -24,7 +24,8 @@
 //!
 //! `dq` and `dk` sum over the heads of a group; where `z = x / sqrt(x . x + 1e-6)`, `dx = (dz - z (z . dz)) /
 //! sqrt(x . x + 1e-6)`. Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and
-//! outputs are rounded once. The order of all sums depends on the sizes alone (on a GPU, also on its model).
+//! outputs are rounded once. On a GPU, 16-bit sequences run in chunks on tensor cores where sizes allow, which also rounds
+//! the factors of products to 16 bits. The order of all sums depends on the sizes alone (on a GPU, also on its model).
 //!
 //! To decode one token of running sequences, call it with a length of 1 and with the `last_state` of the call before as
 //! `initial_state`.

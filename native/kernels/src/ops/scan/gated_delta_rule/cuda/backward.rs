@@ -1,4 +1,4 @@
-//! The gradient on CUDA. The recurrence and that of its cotangents need sums over keys, `dq` and `dk` sums over values; so
+//! The gradient on CUDA: in chunks on tensor cores, or step by step. The recurrence and that of its cotangents need sums over keys, `dq` and `dk` sums over values; so
 //! each of four passes goes through time with the layout that keeps its sums in a few lanes:
 //!
 //! ```text
@@ -18,7 +18,7 @@
 //! since the two sides of a step give `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is relative
 //! to the largest terms of its chunk, also where decays leave little of `dg` itself.
 
-use super::{Call, Params, Wanted};
+use super::{Call, Chunked, Params, Wanted};
 use crate::cuda::{Buffer, Lane, Source, launch_each};
 use crate::error::Result;
 use crate::op::Named;
@@ -36,6 +36,9 @@ const MOST_PARTS: usize = 4;
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let mut call = Call::new(problem, inputs, outputs, lane)?;
+    if let Some(width) = Chunked::width(&call) {
+        return Chunked::new(call, width)?.backward();
+    }
     let rows = Rows::new(problem);
     let temporary = Temporary::new(&call, &rows)?;
     temporary.show(&mut call, &rows)?;
@@ -43,7 +46,8 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     call.columns(Wanted::Cotangents)?;
     call.rows(&rows, 0)?;
     call.rows(&rows, 1)?;
-    call.finish()
+    call.finish(true)?;
+    call.gates()
 }
 
 impl Call<'_> {
@@ -57,21 +61,26 @@ impl Call<'_> {
         self.staged(&ROWS, &options, batch * heads * slices * keys.div_ceil(rows), [rows * parts / 32, of_step])
     }
 
-    /// Queues the kernels that add up the partial sums of the passes.
-    fn finish(&self) -> Result<()> {
-        let Problem { batch, length, heads, groups, keys, .. } = *self.problem;
+    /// Queues the kernel that adds up partial sums of the gradients of `q` and `k`: with `values` those of the passes over
+    /// steps, from whose errors it also computes `dv`, `dbeta` and what `dg` changes by.
+    pub fn finish(&self, values: bool) -> Result<()> {
+        let Problem { batch, length, groups, keys, .. } = *self.problem;
         let each = keys.div_ceil(32).next_power_of_two();
-        let options = format!("{} -DEACH={each}", self.options());
-        let kernel = |source| self.lane.device().kernel(source, &options);
+        let options = format!("{} -DEACH={each} -DVALUES={}", self.options(), u32::from(values));
+        let kernel = self.lane.device().kernel(&FINISH, &options)?;
         // SAFETY: the op's checks prove the sizes of its tensors, and temporary buffers are allocated for them.
-        unsafe {
-            launch_each(self.lane, &kernel(&FINISH)?, 32 * batch * length * groups, &self.params)?;
-            if self.params.g != 0 {
-                let chunks = self.params.chunks as usize;
-                launch_each(self.lane, &kernel(&GATES)?, 32 * batch * heads * chunks, &self.params)?;
-            }
+        unsafe { launch_each(self.lane, &kernel, 32 * batch * length * groups, &self.params) }
+    }
+
+    /// Queues the kernel that computes `dg` from its changes.
+    fn gates(&self) -> Result<()> {
+        if self.params.g == 0 {
+            return Ok(());
         }
-        Ok(())
+        let kernel = self.lane.device().kernel(&GATES, &self.options())?;
+        let chunks = self.problem.batch * self.problem.heads * self.params.chunks as usize;
+        // SAFETY: as above.
+        unsafe { launch_each(self.lane, &kernel, 32 * chunks, &self.params) }
     }
 }
 

@@ -18,7 +18,7 @@ pub use gradient::Gradient;
 
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
-const ROWS: &str = include_str!("../rows.cu");
+const ROWS: &str = concat!(include_str!("../../../../cuda/include/rows.cu"), include_str!("../copies.cu"));
 const SEGMENTS: &str = include_str!("../segments.cu");
 const STEP_SIZE: &str = include_str!("../../step_size.cu");
 

@@ -1,0 +1,65 @@
+// The chunks of CHUNK steps of the kernels on tensor cores; the formulas are in cuda/chunked.rs.
+//   KEYS       keys, rounded up to whole tiles
+//   WIDTH    values of a block
+//   GATE, NORM   whether g is given, and whether q and k are divided by their L2 norms
+
+// Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
+constexpr int KEY_APART = KEYS + 8, VALUE_APART = WIDTH + 8, STEP_APART = CHUNK + 8;
+constexpr int SQUARE = CHUNK * CHUNK;
+
+// A chunk of a head.
+struct Chunk {
+    i64 batch, head, index, group;
+
+    // `id` counts the chunks of each head of each batch.
+    __device__ __forceinline__ Chunk(const Params& p, i64 id) {
+        index = id % p.chunks, id /= p.chunks;
+        head = id % p.heads, batch = id / p.heads;
+        group = head / (p.heads / p.groups);
+    }
+
+    __device__ __forceinline__ i64 id(const Params& p) const {
+        return (batch * p.heads + head) * p.chunks + index;
+    }
+    __device__ __forceinline__ i64 left(const Params& p) const { return p.length - index * CHUNK; }
+    __device__ __forceinline__ i64 step(const Params& p) const { return batch * p.length + index * CHUNK; }
+    // Offsets of its first step in q and k, in v, and in beta and g.
+    __device__ __forceinline__ i64 keys(const Params& p) const { return (step(p) * p.groups + group) * p.keys; }
+    __device__ __forceinline__ i64 values(const Params& p) const { return (step(p) * p.heads + head) * p.values; }
+    __device__ __forceinline__ i64 of_head(const Params& p) const { return step(p) * p.heads + head; }
+};
+
+// Factors of a chunk's steps: log2 of the decay from the chunk's start, and what q and k are multiplied by, and
+// beta.
+struct Factors {
+    float log[CHUNK], q[CHUNK], k[CHUNK], beta[CHUNK];
+};
+
+// Queues a copy of a chunk's factors.
+__device__ __forceinline__ void copy_factors(Factors& to, const Params& p, const Chunk& at) {
+    const float* from = p.factors + at.id(p) * (sizeof(Factors) / 4);
+    if (threadIdx.x < sizeof(Factors) / 16) copy((float*)&to + 4 * threadIdx.x, from + 4 * threadIdx.x, true);
+}
+
+// The inner product of eight elements of each.
+__device__ __forceinline__ float dot(const STORAGE* a, const STORAGE* b) {
+    int4 left = *(const int4*)a, right = *(const int4*)b;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        float a_low, a_high, b_low, b_high;
+        widen((const STORAGE*)&left + i, a_low, a_high);
+        widen((const STORAGE*)&right + i, b_low, b_high);
+        sum = fmaf(a_low, b_low, fmaf(a_high, b_high, sum));
+    }
+    return sum;
+}
+
+__device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+
+// Queues copies of a chunk's q and k.
+__device__ __forceinline__ void copy_keys(STORAGE* q, STORAGE* k, const Params& p, const Chunk& at) {
+    i64 stride = (i64)p.groups * p.keys;
+    copy_rows<KEYS / 8, KEY_APART>(q, p.q + at.keys(p), stride, at.left(p), p.keys);
+    copy_rows<KEYS / 8, KEY_APART>(k, p.k + at.keys(p), stride, at.left(p), p.keys);
+}

@@ -1,0 +1,165 @@
+//! The recurrence in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen and
+//! Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the chunk's first step to step `i`, the
+//! state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of all steps solve
+//!
+//! ```text
+//! (I + L) U = R       L_ij = beta_i exp(l_i - l_j) k_i . k_j for j < i        R_i = beta_i (v_i - exp(l_i) S^T k_i)
+//! y_i = scale exp(l_i) S^T q_i + sum_{j <= i} P_ij u_j                        P_ij = scale exp(l_i - l_j) q_i . k_j
+//! S  <- exp(l_T) S + sum_j exp(l_T - l_j) k_j u_j^T
+//! ```
+//!
+//! `(I + L)^-1` and `P` do not depend on states: `inner.cu` computes them for all chunks at once, before `chunked.cu` takes
+//! states from chunk to chunk. The factors of all products are rounded to the storage type, those within the inverse to
+//! TF32; sums are in f32, and the state stays in f32.
+
+mod gradient;
+
+use super::{CHUNK, Call, Params, Problem};
+use crate::cuda::{Buffer, Source, grid_size};
+use crate::error::Result;
+use crate::tensor::{DType, Spec};
+
+const INNER: Source<Params> =
+    Source::new("gated_delta_inner", include_str!("../inner.cu")).after(&[MMA, ROWS, OF_CHUNK]);
+const CHUNKED: Source<Params> =
+    Source::new("gated_delta_chunked", include_str!("../chunked.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+/// Sources that precede those of the kernels over chunks.
+const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
+const ROWS: &str = include_str!("../../../../cuda/include/rows.cu");
+const OF_CHUNK: &str = include_str!("../chunk.cu");
+const TILES: &str = include_str!("../tiles.cu");
+
+/// Threads of a block of `inner.cu`, and of `chunked.cu`.
+const INNER_THREADS: usize = 2 * CHUNK;
+const THREADS: usize = 4 * CHUNK;
+/// The most keys: the state of a block must fit its registers.
+const MOST_KEYS: usize = 128;
+/// Columns of a state that a block may have.
+const WIDTHS: [usize; 3] = [128, 64, 32];
+/// The fewest steps that are worth a chunk.
+const LEAST: usize = CHUNK / 4;
+/// Elements of an asynchronous copy, and its bytes.
+const UNIT: usize = 8;
+const UNIT_BYTES: u64 = 16;
+/// Elements of a chunk's factors.
+const FACTORS: usize = 4 * CHUNK;
+
+/// A call that runs in chunks.
+pub struct Chunked<'a> {
+    call: Call<'a>,
+    width: usize,
+    /// Temporary buffers that the parameters point to.
+    temporary: Vec<Buffer>,
+}
+
+impl<'a> Chunked<'a> {
+    /// The call in chunks, where `width` is what [`Chunked::width`] says.
+    pub fn new(call: Call<'a>, width: usize) -> Result<Chunked<'a>> {
+        let mut chunked = Chunked { call, width, temporary: vec![] };
+        let Problem { values, dtype, .. } = *chunked.call.problem;
+        let square = Spec::new(dtype, &[chunked.chunks(), CHUNK, CHUNK])?;
+        chunked.call.params.inverses = chunked.hold(square)?;
+        chunked.call.params.scores = chunked.hold(square)?;
+        chunked.call.params.factors = chunked.hold(Spec::new(DType::F32, &[chunked.chunks(), FACTORS])?)?;
+        chunked.call.params.blocks = values.div_ceil(width) as i32;
+        Ok(chunked)
+    }
+
+    /// The columns of a block, or `None` where the kernels do not support the call: the most that leave few
+    /// multiprocessors without a block.
+    pub fn width(call: &Call) -> Option<usize> {
+        let Problem { batch, heads, keys, values, .. } = *call.problem;
+        let facts = call.lane.device().facts();
+        let used = |width| if call.params.dy == 0 { shared(keys, width) } else { gradient::shared(keys, width) };
+        let fits = |width: &usize| used(*width) <= facts.shared as usize && *width < 2 * values.max(WIDTHS[2]);
+        let busy = |width: &usize| 4 * batch * heads * values.div_ceil(*width) >= 3 * facts.multiprocessors as usize;
+        let widths = || WIDTHS.into_iter().filter(fits);
+        widths().find(busy).or_else(|| widths().last()).filter(|_| supports(call))
+    }
+
+    /// Allocates a temporary buffer that lives as long as the call; returns its address.
+    fn hold(&mut self, spec: Spec) -> Result<u64> {
+        let buffer = self.call.lane.temporary(spec)?;
+        let address = self.call.lane.address(&buffer)?;
+        self.temporary.push(buffer);
+        Ok(address)
+    }
+
+    /// Queues the op.
+    pub fn forward(&self) -> Result<()> {
+        self.inner()?;
+        self.states(&CHUNKED, "-DSAVE=0", shared(self.call.problem.keys, self.width))
+    }
+
+    /// Chunks of all heads.
+    fn chunks(&self) -> usize {
+        self.call.problem.batch * self.call.problem.heads * self.call.params.chunks as usize
+    }
+
+    /// Queues the matrices and the factors of all chunks.
+    fn inner(&self) -> Result<()> {
+        let shared = inner_shared(self.call.problem.keys);
+        self.launch(&INNER, &format!("-DWIDTH={}", self.width), INNER_THREADS, self.chunks(), shared)
+    }
+
+    /// Queues a pass of states through time.
+    fn states(&self, source: &Source<Params>, options: &str, shared: usize) -> Result<()> {
+        let Problem { batch, heads, .. } = *self.call.problem;
+        let blocks = batch * heads * self.call.params.blocks as usize;
+        self.launch(source, &format!("-DWIDTH={} {options}", self.width), THREADS, blocks, shared)
+    }
+
+    /// Queues blocks of a kernel that uses `shared` bytes of shared memory.
+    fn launch(
+        &self,
+        source: &Source<Params>,
+        options: &str,
+        threads: usize,
+        blocks: usize,
+        shared: usize,
+    ) -> Result<()> {
+        let Call { problem, lane, params } = &self.call;
+        let options = format!(
+            "{} -DTILES=1 -DHALF={} -DKEYS={} -DTHREADS={threads} {options}",
+            self.call.options(),
+            u32::from(problem.dtype == DType::F16),
+            padded(problem.keys),
+        );
+        let kernel = lane.device().kernel(source, &options)?;
+        // SAFETY: the op's checks prove the sizes of its tensors, temporary buffers are allocated for these chunks, and
+        // the kernel uses `shared` bytes of shared memory.
+        unsafe { lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], threads as u32, shared as u32, params) }
+    }
+}
+
+/// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
+fn supports(call: &Call) -> bool {
+    let Problem { batch, length, heads, keys, values, dtype, .. } = *call.problem;
+    let Params { q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial, .. } = call.params;
+    let whole = |size: usize| size > 0 && size.is_multiple_of(UNIT);
+    let sizes = whole(keys) && keys <= MOST_KEYS && whole(values) && length >= LEAST && batch * heads > 0;
+    let copied = [q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial];
+    let aligned = copied.iter().all(|address| address.is_multiple_of(UNIT_BYTES));
+    dtype.size() == 2 && sizes && aligned && call.lane.device().facts().capability >= (8, 0)
+}
+
+/// Keys, rounded up to what the warps share evenly.
+fn padded(keys: usize) -> usize {
+    if keys <= MOST_KEYS / 2 { MOST_KEYS / 2 } else { MOST_KEYS }
+}
+
+/// Bytes of `count` rows in shared memory, each padded by a unit against bank conflicts.
+fn rows(count: usize, width: usize) -> usize {
+    2 * count * (width + UNIT)
+}
+
+/// Bytes of shared memory of `inner.cu`: q and k, L in f32, and factors.
+fn inner_shared(keys: usize) -> usize {
+    2 * rows(CHUNK, padded(keys)) + 2 * rows(CHUNK, CHUNK) + 4 * FACTORS
+}
+
+/// Bytes of shared memory of `chunked.cu`: two stages of q, k, v, both matrices and factors; the state and U.
+fn shared(keys: usize, width: usize) -> usize {
+    let stage = 2 * rows(CHUNK, padded(keys)) + rows(CHUNK, width) + 2 * rows(CHUNK, CHUNK) + 4 * FACTORS;
+    2 * stage + rows(padded(keys), width) + rows(CHUNK, width)
+}

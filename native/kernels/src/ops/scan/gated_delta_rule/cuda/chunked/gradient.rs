@@ -1,0 +1,89 @@
+//! The gradient in chunks. With `G` the cotangent of the state after a chunk, `D_ij = exp(l_i - l_j)`, and the names of
+//! [`super`]:
+//!
+//! ```text
+//! dU = P^T dY + diag(exp(l_T - l)) K G              dZ = (I + L)^-T dU                        dV = diag(beta) dZ
+//! G <- exp(l_T) G + scale Q^T diag(exp(l)) dY - K^T diag(exp(l) beta) dZ
+//! dP = dY U^T (j <= i)                              dL = -dZ U^T (j < i)
+//! dQ = scale (diag(exp(l)) dY S^T + (dP D) K)
+//! E  = -diag(exp(l)) dZ S^T + (dL D) K              dbeta_i = dZ_i . v_i + E_i . k_i
+//! dK = diag(beta) E + scale (dP D)^T Q + diag(exp(l_T - l)) U G^T + (diag(beta) dL D)^T K
+//! ```
+//!
+//! `dg` of step `t` sums, over all that passes from before `t` to `t` or later, what it adds to the loss: from `S` to steps
+//! and to the state after the chunk, and from earlier steps to these. No two of these sums cancel by construction, as
+//! differences of whole gradients would. A first pass repeats the op and keeps the states before chunks and `U`, a second
+//! one goes backwards and keeps `G` and `dZ`; the rest is done for all chunks at once, in `gradients.cu`.
+
+use super::{CHUNK, CHUNKED, Chunked, FACTORS, MMA, OF_CHUNK, ROWS, TILES, padded, rows};
+use crate::cuda::Source;
+use crate::error::Result;
+use crate::ops::scan::gated_delta_rule::Problem;
+use crate::ops::scan::gated_delta_rule::cuda::Params;
+use crate::tensor::{DType, Spec};
+
+const COTANGENTS: Source<Params> =
+    Source::new("gated_delta_cotangents", include_str!("../../cotangents.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+const GRADIENTS: Source<Params> =
+    Source::new("gated_delta_gradients", include_str!("../../gradients.cu")).after(&[MMA, ROWS, OF_CHUNK]);
+
+/// Warps of `gradients.cu` that share 16 steps, its threads, and the values of a stage.
+const SPLIT: usize = 2;
+const THREADS: usize = SPLIT * 2 * CHUNK;
+const WIDTH: usize = 64;
+
+impl Chunked<'_> {
+    /// Queues the gradient.
+    pub fn backward(mut self) -> Result<()> {
+        let Problem { keys, .. } = *self.call.problem;
+        self.allocate()?;
+        self.inner()?;
+        self.states(&CHUNKED, "-DSAVE=1", super::shared(keys, self.width))?;
+        self.states(&COTANGENTS, "", cotangents_shared(keys, self.width))?;
+        let options = format!("-DWIDTH={WIDTH} -DGROUPED={}", u32::from(self.is_grouped()));
+        let blocks = self.chunks().min(self.call.lane.device().facts().multiprocessors as usize);
+        self.launch(&GRADIENTS, &options, THREADS, blocks, gradients_shared(keys))?;
+        if self.is_grouped() { self.call.finish(false) } else { Ok(()) }
+    }
+
+    /// Whether heads share `q` and `k`, so that their gradients are summed.
+    fn is_grouped(&self) -> bool {
+        self.call.problem.heads != self.call.problem.groups
+    }
+
+    fn allocate(&mut self) -> Result<()> {
+        let Problem { batch, length, heads, keys, values, dtype, .. } = *self.call.problem;
+        let states = Spec::new(dtype, &[self.chunks(), keys, values])?;
+        let steps = Spec::new(dtype, &[batch, length, heads, values])?;
+        self.call.params.before = self.hold(states)?;
+        self.call.params.after = self.hold(states)?;
+        self.call.params.inputs = self.hold(steps)?;
+        self.call.params.dz = self.hold(steps)?;
+        if self.is_grouped() {
+            let sums = Spec::new(DType::F32, &[batch, length, heads, keys])?;
+            self.call.params.sums = [self.hold(sums)?, self.hold(sums)?, 0];
+            self.call.params.slices = 1;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of shared memory of the kernel that uses most.
+pub fn shared(keys: usize, width: usize) -> usize {
+    cotangents_shared(keys, width).max(gradients_shared(keys))
+}
+
+/// Bytes of shared memory of `cotangents.cu`: as the op, with one more matrix of values.
+fn cotangents_shared(keys: usize, width: usize) -> usize {
+    super::shared(keys, width) + rows(CHUNK, width)
+}
+
+/// Bytes of shared memory of `gradients.cu`, all but sums twice: dy, dZ, U, v and both states, or in their place products
+/// of steps; q, k and factors.
+fn gradients_shared(keys: usize) -> usize {
+    let values = 4 * rows(CHUNK, WIDTH) + 2 * rows(padded(keys), WIDTH);
+    let products = 4 * rows(CHUNK, CHUNK) + 4 * CHUNK * (CHUNK + 1);
+    let inputs = 2 * rows(CHUNK, padded(keys)) + 4 * FACTORS;
+    let sums = 4 * (6 * SPLIT * CHUNK + CHUNK + THREADS / 32);
+    2 * (values.max(products) + inputs) + sums
+}

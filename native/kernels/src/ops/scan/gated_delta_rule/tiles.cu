@@ -1,0 +1,210 @@
+// A block's columns of a head's state, in f32 in the accumulators of its warps, and the rows of a chunk's steps. For
+// products over steps a warp has 16 steps and a part of the columns; of the state it has 16 keys and a part of the
+// columns.
+
+// Parts of the columns of the state, and of the steps' rows, between warps.
+constexpr int WARPS = THREADS / 32, PARTS = WARPS * 16 / KEYS, STATE_WIDTH = WIDTH / PARTS;
+constexpr int HALVES = WARPS * 16 / CHUNK, OWN_WIDTH = WIDTH / HALVES;
+static_assert(PARTS * KEYS == WARPS * 16 && HALVES * CHUNK == WARPS * 16, "warps have whole tiles");
+
+typedef Sums State[1][STATE_WIDTH / 8];
+typedef Sums Rows[1][OWN_WIDTH / 8];
+
+// The block's first column of values.
+__device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x % p.blocks * WIDTH; }
+
+// The inputs of a chunk: `values` are v, or dy.
+struct Stage {
+    STORAGE q[CHUNK * KEY_APART], k[CHUNK * KEY_APART], values[CHUNK * VALUE_APART];
+    STORAGE inverse[CHUNK * STEP_APART], scores[CHUNK * STEP_APART];
+    Factors factors;
+};
+
+// Queues copies of a chunk as one group.
+__device__ __forceinline__ void fetch(Stage& stage, const STORAGE* values, const Params& p, const Chunk& at) {
+    copy_keys(stage.q, stage.k, p, at);
+    int first = first_column(p);
+    copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values, at.left(p),
+                                      p.values - first);
+    copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
+    copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
+    copy_factors(stage.factors, p, at);
+    commit();
+}
+
+// The row and the first column of a warp's part of the state.
+__device__ __forceinline__ int state_row() { return warp() / PARTS * 16; }
+__device__ __forceinline__ int state_column() { return warp() % PARTS * STATE_WIDTH; }
+
+// Calls `use` with each pair of a lane's elements that is within the head's state, and its offset in the state.
+template <class Use>
+__device__ __forceinline__ void each_of_state(State& state, const Params& p, Use use) {
+#pragma unroll
+    for (int n = 0; n < STATE_WIDTH / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int key = state_row() + sum_row(0, half);
+            int column = first_column(p) + state_column() + sum_column(n);
+            if (key < p.keys && column < p.values) use(&state[0][n][2 * half], (i64)key * p.values + column);
+        }
+}
+
+__device__ __forceinline__ void load(State& state, const float* from, const Params& p) {
+    clear(state);
+    if (!from) return;
+    each_of_state(state, p, [&](float* pair, i64 at) {
+        float2 both = *(const float2*)(from + at);
+        pair[0] = both.x, pair[1] = both.y;
+    });
+}
+
+__device__ __forceinline__ void store(State& state, float* to, const Params& p) {
+    each_of_state(state, p, [&](float* pair, i64 at) { *(float2*)(to + at) = {pair[0], pair[1]}; });
+}
+
+// Writes a warp's part of the state to shared memory for all warps, rounded to storage.
+__device__ __forceinline__ void share_state(STORAGE* to, const State& state) {
+#pragma unroll
+    for (int n = 0; n < STATE_WIDTH / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(unsigned*)(to + (state_row() + sum_row(0, half)) * VALUE_APART + state_column() + sum_column(n)) =
+                pack(state[0][n][2 * half], state[0][n][2 * half + 1]);
+}
+
+// The first step and the first column of a warp's part of the rows of steps.
+__device__ __forceinline__ int own_step() { return warp() % (CHUNK / 16) * 16; }
+__device__ __forceinline__ int own_column() { return warp() / (CHUNK / 16) * OWN_WIDTH; }
+
+// Calls `use` with each pair of a lane's elements of rows of steps: their step and their place in rows of values.
+template <class Use>
+__device__ __forceinline__ void each_of_rows(Rows& rows, Use use) {
+#pragma unroll
+    for (int n = 0; n < OWN_WIDTH / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int step = own_step() + sum_row(0, half);
+            use(&rows[0][n][2 * half], step, step * VALUE_APART + own_column() + sum_column(n));
+        }
+}
+
+// Writes a warp's part of the rows to shared memory for all warps, rounded to storage.
+__device__ __forceinline__ void share_rows(STORAGE* to, Rows& rows) {
+    each_of_rows(rows, [&](const float* pair, int, int place) { *(unsigned*)(to + place) = pack(pair[0], pair[1]); });
+}
+
+// Multiplies the row of each step by its factor.
+template <class Factor>
+__device__ __forceinline__ void scale(Rows& rows, Factor of) {
+    each_of_rows(rows, [&](float* pair, int step, int) {
+        float factor = of(step);
+        pair[0] *= factor, pair[1] *= factor;
+    });
+}
+
+// Stages a warp's part of the rows of steps in shared memory and writes it, so that stores are coalesced.
+__device__ __forceinline__ void write_rows(STORAGE* to, STORAGE* staged, Rows& rows, const Params& p, const Chunk& at) {
+    share_rows(staged, rows);
+    __syncwarp();
+    int first = first_column(p) + own_column();
+#pragma unroll
+    for (int unit = threadIdx.x % 32; unit < 16 * OWN_WIDTH / 8; unit += 32) {
+        int step = own_step() + unit / (OWN_WIDTH / 8), column = unit % (OWN_WIDTH / 8) * 8;
+        if (step < at.left(p) && first + column < p.values)
+            *(int4*)(to + at.values(p) + (i64)step * p.heads * p.values + first + column) =
+                *(const int4*)(staged + step * VALUE_APART + own_column() + column);
+    }
+}
+
+// Copies the block's columns of a state in shared memory to those of a chunk.
+__device__ __forceinline__ void write_state(STORAGE* to, const STORAGE* state, const Params& p, const Chunk& at) {
+    int first = first_column(p);
+    to += at.id(p) * p.keys * p.values + first;
+#pragma unroll
+    for (int unit = threadIdx.x; unit < KEYS * WIDTH / 8; unit += THREADS) {
+        int key = unit / (WIDTH / 8), column = unit % (WIDTH / 8) * 8;
+        if (key < p.keys && first + column < p.values)
+            *(int4*)(to + (i64)key * p.values + column) = *(const int4*)(state + key * VALUE_APART + column);
+    }
+}
+
+// K S, and with BOTH also Q S.
+template <bool BOTH>
+__device__ __forceinline__ void read_out(Rows& by_k, Rows& by_q, const Stage& stage, const STORAGE* state) {
+    unsigned k_at = left_at<KEY_APART>(stage.k + own_step() * KEY_APART);
+    unsigned q_at = left_at<KEY_APART>(stage.q + own_step() * KEY_APART);
+    unsigned state_at = turned_at<VALUE_APART>(state + own_column());
+    clear(by_k);
+    if (BOTH) clear(by_q);
+#pragma unroll
+    for (int d = 0; d < KEYS; d += 16) {
+        Left k, q;
+        load_tiles(k, k_at + 2 * d);
+        if (BOTH) load_tiles(q, q_at + 2 * d);
+#pragma unroll
+        for (int n = 0; n < OWN_WIDTH; n += 16) {
+            unsigned right[4];
+            load_turned_tiles(right, state_at + 2 * (d * VALUE_APART + n));
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                multiply_add(by_k[0][n / 8 + e], k, right[2 * e], right[2 * e + 1]);
+                if (BOTH) multiply_add(by_q[0][n / 8 + e], q, right[2 * e], right[2 * e + 1]);
+            }
+        }
+    }
+}
+
+// to += a b, where `a` is lower triangular.
+__device__ __forceinline__ void add_lower(Rows& to, const STORAGE* a, const STORAGE* b) {
+    unsigned left = left_at<STEP_APART>(a + own_step() * STEP_APART), right = turned_at<VALUE_APART>(b + own_column());
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16) {
+        if (k > own_step()) break;
+        Left own[1][1];
+        load_tiles(own[0][0], left + 2 * k);
+        add_weighted<OWN_WIDTH, 16, VALUE_APART>(to, own, right + 2 * k * VALUE_APART);
+    }
+}
+
+// to += a' b, where `a` is lower triangular.
+__device__ __forceinline__ void add_upper(Rows& to, const STORAGE* a, const STORAGE* b) {
+    unsigned left = right_at<STEP_APART>(a + own_step()), right = turned_at<VALUE_APART>(b + own_column());
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16) {
+        if (k < own_step()) continue;
+        Left own[1][1];
+        load_turned_tiles(own[0][0], left + 2 * k * STEP_APART);
+        add_weighted<OWN_WIDTH, 16, VALUE_APART>(to, own, right + 2 * k * VALUE_APART);
+    }
+}
+
+// Adds rows of keys, transposed and each times its weight, times rows of values to the state.
+template <class Weight>
+__device__ __forceinline__ void add_outer(State& state, const STORAGE* keys, const STORAGE* values, Weight weight) {
+    // Keys are stored step by step; transposed tiles are keys by steps.
+    unsigned keys_at = right_at<KEY_APART>(keys + state_row());
+    unsigned values_at = turned_at<VALUE_APART>(values + state_column());
+#pragma unroll
+    for (int k = 0; k < CHUNK; k += 16) {
+        Left left[1][1];
+        load_turned_tiles(left[0][0], keys_at + 2 * k * KEY_APART);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int step = k + 8 * half + sum_column(0);
+            float low = weight(step), high = weight(step + 1);
+#pragma unroll
+            for (int row = 2 * half; row < 2 * half + 2; row++)
+                left[0][0][row] = weighted(left[0][0][row], low, high);
+        }
+        add_weighted<STATE_WIDTH, 16, VALUE_APART>(state, left, values_at + 2 * k * VALUE_APART);
+    }
+}
+
+__device__ __forceinline__ void decay(State& state, float log) {
+    float factor = exp2_fast(log);
+#pragma unroll
+    for (int n = 0; n < STATE_WIDTH / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) state[0][n][e] *= factor;
+}
+
