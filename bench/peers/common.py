@@ -138,6 +138,8 @@ def versions():
         "jax",
         "jaxlib",
         "mamba_ssm",
+        "triton",
+        "flash-linear-attention",
         "transformers",
         "ggml_python",
     )

@@ -7,6 +7,7 @@ would hide the Python package `cuda`, which PyTorch imports.)
 
 from importlib.util import find_spec
 
+import gated_delta_rule
 import mm_rec
 import scan
 import ssd
@@ -52,6 +53,11 @@ def main():
     suites = {
         "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": names}, ENVIRONMENT),
         "mm_rec": Suite(mm_rec.ON_GPU, MM_REC, ENVIRONMENT),
+        "gated_delta_rule": Suite(
+            gated_delta_rule.ON_GPU,
+            {"gated_delta_rule": ("fla_triton/chunk64", "fla_graph/chunk64")},
+            ENVIRONMENT,
+        ),
         "ssd": Suite(ssd.ON_GPU, {"ssd": SSD}, ENVIRONMENT),
     }
     args = arguments(__doc__, suites)

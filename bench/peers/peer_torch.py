@@ -3,6 +3,7 @@
 import torch
 
 import bf16_torch
+import gated_delta_rule_torch
 import mm_rec_torch
 import quant_torch
 import scan_torch
@@ -13,6 +14,7 @@ from common import OUTPUTS, host_clock, read_tensors
 FORMS = {
     "selective_scan": scan_torch.FORMS,
     "ssd": ssd_torch.FORMS,
+    "gated_delta_rule": gated_delta_rule_torch.FORMS,
     **transformer_torch.FORMS,
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,
