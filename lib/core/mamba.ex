@@ -265,6 +265,8 @@ defmodule Sidewinder.Mamba do
   token but the first has after all before it, in nats. Divided by ln 2 it is bits a token, for a model of bytes bits
   a byte; e to its power is the perplexity.
 
+  Raises `Sidewinder.Error` of kind `:argument` for invalid tokens and for logits that are not finite.
+
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 256, backend: :cpu)
       iex> abs(Sidewinder.Mamba.loss(model, "any text") - :math.log(256)) < 1
       true

@@ -4,8 +4,8 @@ defmodule Sidewinder.Mamba.Session do
   constant size, where the model is.
 
   A session is changed in place by `prefill/3`, `step/2`, `next/3` and `reset/1`, whichever process calls them. Calls
-  wait for each other, and a call that fails leaves the session as it was (except `next/3` on a GPU where logits are not
-  finite). A session lives as long as there is a reference to it, not as long as the process that made it.
+  wait for each other, and a call that fails leaves the session as it was. A session lives as long as there is a
+  reference to it, not as long as the process that made it.
 
       iex> alias Sidewinder.{Mamba, Tensor}
       iex> alias Sidewinder.Mamba.Session

@@ -9,7 +9,7 @@ mod golden;
 mod models;
 
 use common::{gpu, levels};
-use golden::{Golden, MAMBA, config, expected, folder, forward, of_tensors, tensors, tokens};
+use golden::{Golden, MAMBA, config, expected, folder, forward, tensors, tokens};
 use sidewinder_files::safetensors::{self, Reader};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
@@ -343,13 +343,80 @@ fn logits_that_are_no_numbers_leave_sessions_as_they_were() {
         "backbone.norm_f.weight" => (name, Owned::poisoned(weight.spec()).into()),
         _ => (name, weight),
     };
-    let model = Arc::new(of_tensors(Some(config()), tensors().into_iter().map(nowhere).collect()).unwrap());
-    let mut session = Session::new(&model).unwrap();
-    session.prefill(Input::Tokens(&[1, 2, 3]), None).unwrap();
-    let before = session.dump().unwrap();
-    let wrong = Session::next(&mut [&mut session], Input::Tokens(&[4]), &[(Sampling::default(), 4)]);
-    assert_eq!(wrong.unwrap_err().kind, Kind::Argument);
-    assert_eq!(session.dump().unwrap(), before);
+    let plain = Sampling::default();
+    for place in [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false))) {
+        let model = changed(place, |tensors| tensors.into_iter().map(nowhere).collect());
+        let mut session = Session::new(&model).unwrap();
+        session.prefill(Input::Tokens(&[1, 2, 3]), None).unwrap();
+        let before = session.dump().unwrap();
+        for sampling in [plain, Sampling { temperature: 0.0, ..plain }, Sampling { repetition_penalty: 1.5, ..plain }] {
+            for token in [4, 1] {
+                let wrong = Session::next(&mut [&mut session], Input::Tokens(&[token]), &[(sampling, 4)]);
+                assert_eq!(wrong.unwrap_err().kind, Kind::Argument);
+                assert_eq!(session.dump().unwrap(), before);
+            }
+        }
+    }
+}
+
+/// A step of several sessions of which one has no logits that are numbers changes none of them.
+#[test]
+fn sessions_step_together_or_not_at_all() {
+    for place in [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false))) {
+        let model = changed(place, without_token_7);
+        for count in [2, 5] {
+            let mut sessions: Vec<Session> = (0..count).map(|_| Session::new(&model).unwrap()).collect();
+            let mut tokens = vec![3; count];
+            let dumps = |sessions: &[Session]| sessions.iter().map(|one| one.dump().unwrap()).collect::<Vec<_>>();
+            let choices = vec![(Sampling::default(), 0); count];
+            let next = |sessions: &mut [Session], tokens: &[u32]| {
+                Session::next(&mut sessions.iter_mut().collect::<Vec<_>>(), Input::Tokens(tokens), &choices)
+            };
+            next(&mut sessions, &tokens).unwrap();
+            let before = dumps(&sessions);
+            tokens[1] = 7;
+            assert_eq!(next(&mut sessions, &tokens).unwrap_err().kind, Kind::Argument);
+            assert_eq!(dumps(&sessions), before);
+            tokens[1] = 6;
+            next(&mut sessions, &tokens).unwrap();
+            assert_ne!(dumps(&sessions), before);
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_is_no_number_leaves_the_session_as_it_was() {
+    for place in [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false))) {
+        let mut session = Session::new(&changed(place, without_token_7)).unwrap();
+        session.prefill(Input::Tokens(&[1, 2, 3]), None).unwrap();
+        let before = session.dump().unwrap();
+        // Only the third chunk has the token.
+        let mut text = vec![5; 2500];
+        text[2400] = 7;
+        assert_eq!(session.loss(&text).unwrap_err().kind, Kind::Argument);
+        assert_eq!(session.dump().unwrap(), before);
+        assert!(session.loss(&text[..2400]).unwrap() > 0.0);
+        assert_eq!(session.length(), 3 + 2399);
+    }
+}
+
+type Tensors = Vec<(String, Weight)>;
+
+/// The golden model with changed tensors.
+fn changed(place: Where, change: impl Fn(Tensors) -> Tensors) -> Arc<Model> {
+    let checkpoint = Checkpoint::new("changed", Some(config()), change(tensors()));
+    Arc::new(Model::new(checkpoint, None, false, place).unwrap())
+}
+
+/// Replaces the embedding of token 7, but not its row of the head, by numbers that are not finite.
+fn without_token_7(mut tensors: Tensors) -> Tensors {
+    let (_, weight) = tensors.iter_mut().find(|(name, _)| name == "backbone.embeddings.weight").unwrap();
+    let (spec, values) = (weight.spec(), weight.view().to_f64());
+    let value =
+        |i: usize| if i / spec.shape[1] == 7 { f64::NAN } else { values[[i / spec.shape[1], i % spec.shape[1]]] };
+    let head = std::mem::replace(weight, Owned::from_fn(spec, value).into());
+    tensors.push(("lm_head.weight".into(), head));
+    tensors
 }
 
 #[test]

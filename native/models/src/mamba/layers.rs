@@ -17,6 +17,7 @@ use sidewinder_kernels::place::Place;
 use sidewinder_kernels::tensor::{DType, Described, Spec};
 
 /// The recurrent state of a sequence, for all layers.
+#[derive(Clone, Copy)]
 pub struct State<T> {
     /// The last `W - 1` inputs of each convolution, `(layers, W - 1, D)`, in the storage type; in Mamba-2
     /// `(layers, W - 1, D + 2 G N)`.

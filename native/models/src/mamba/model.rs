@@ -264,15 +264,17 @@ pub(super) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
 
 fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>> {
     let lane = device.lane()?;
-    let uploaded = weights.try_map(|weight| {
+    // Tied embeddings share one buffer on the device.
+    let tied = weights.tied(same_weight);
+    let own = Weights { head: weights.head.clone().filter(|_| !tied), ..weights.map(Weight::clone) };
+    let uploaded = own.try_map(|weight| {
         let buffer = Buffer::new(device, weight.spec())?;
         lane.upload(weight.view().bytes(), &buffer)?;
         Ok(buffer)
     })?;
     lane.synchronize()?;
-    // Tied embeddings share one buffer on the device; the head's own copy is dropped.
-    let tied = weights.tied(same_weight).then(|| uploaded.embedding.clone()).flatten();
-    let head = tied.map_or(uploaded.head, |embedding| Some(Matrix::Float(embedding).into()));
+    let embedding = uploaded.embedding.clone().filter(|_| tied);
+    let head = uploaded.head.or(embedding.map(|embedding| Matrix::Float(embedding).into()));
     Ok(Weights { head, ..uploaded })
 }
 

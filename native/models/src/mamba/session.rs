@@ -14,8 +14,7 @@ use sidewinder_kernels::with_type;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-/// A sequence that a model runs incrementally, with states of constant size. A call that fails leaves it unchanged,
-/// unless a recorded step on CUDA has updated the states in place before.
+/// A sequence that a model runs incrementally, with states of constant size. A call that fails leaves it unchanged.
 pub struct Session {
     model: Arc<Model>,
     memory: Memory,
@@ -29,8 +28,7 @@ enum Memory {
     Cuda(Turns<Buffer>),
 }
 
-/// Double-buffered states: a call reads `now` and writes `next`, and swaps them if it succeeds. Recorded steps on CUDA
-/// update `now` in place.
+/// Double-buffered states: a call reads `now` and writes `next`, and swaps them if it succeeds.
 struct Turns<T> {
     now: State<T>,
     next: State<T>,
@@ -149,12 +147,21 @@ impl Session {
     }
 
     /// Processes all tokens but the last. Returns the mean of -ln p over all tokens but the first, in nats, where p is
-    /// the probability of a token given those before it.
+    /// the probability of a token given those before it. Fails if the loss is not finite.
     pub fn loss(&mut self, tokens: &[u32]) -> Result<f64> {
         self.model.check(Input::Tokens(tokens))?;
         if tokens.len() < 2 {
             return Err(Error::new(Kind::Size, "tokens").expected("at least two").got(tokens.len()));
         }
+        // Runs in a copy, because a chunk may fail after others have succeeded.
+        let mut ahead = self.fork()?;
+        let sum = ahead.losses(tokens)?;
+        *self = ahead;
+        Ok(sum / (tokens.len() - 1) as f64)
+    }
+
+    /// The sum of the losses of all tokens but the first. After a failure the session stays where a chunk ends.
+    fn losses(&mut self, tokens: &[u32]) -> Result<f64> {
         let mut sum = 0.0;
         // Adjacent chunks share a token: it is the last target of one and the first input of the next.
         for start in (0..tokens.len() - 1).step_by(PIECE) {
@@ -165,7 +172,7 @@ impl Session {
                 cuda loss(&layers, piece, memory.cuda(), &mut sum))?;
             self.advance(Input::Tokens(piece), 0..piece.len() - 1);
         }
-        Ok(sum / (tokens.len() - 1) as f64)
+        Ok(sum)
     }
 
     /// Steps sessions of one model by one token or frame each, and writes an output row for each.
@@ -179,16 +186,15 @@ impl Session {
     /// Like [`Session::step`], for sessions of `model` and an input that is already checked.
     fn step_together(model: &Model, sessions: &mut [&mut Session], input: Input, to: ViewMut) -> Result<()> {
         if let Some(stepper) = model.stepper(sessions.len())? {
-            let states = states_there(sessions);
-            stepper.lock().unwrap_or_else(PoisonError::into_inner).step(input, &states, to)?;
-            sessions.iter_mut().enumerate().for_each(|(i, session)| session.note(input, i..i + 1));
+            stepper.lock().unwrap_or_else(PoisonError::into_inner).step(input, &states_there(sessions), to)?;
+            advance_together(sessions, input);
             return Ok(());
         }
         let memories = sessions.iter_mut().map(|session| &mut session.memory);
         at_home!(model, layers =>
             cpu step(&layers, input, memories.map(Memory::cpu).collect(), Target::There(to)),
             cuda step(&layers, input, memories.map(Memory::cuda).collect(), Target::Host(to)))?;
-        sessions.iter_mut().enumerate().for_each(|(i, session)| session.advance(input, i..i + 1));
+        advance_together(sessions, input);
         Ok(())
     }
 
@@ -204,20 +210,20 @@ impl Session {
                 .got(choices.len()));
         }
         choices.iter().try_for_each(|(sampling, _)| sampling.check())?;
-        let stepper = model.stepper(sessions.len())?;
-        let in_place = stepper.is_some();
-        if let Some(stepper) = stepper.filter(|_| choices.iter().all(|(sampling, _)| sampling.on_device())) {
+        let on_device = choices.iter().all(|(sampling, _)| sampling.on_device());
+        if let Some(stepper) = model.stepper(sessions.len())?.filter(|_| on_device) {
             let draws: Vec<_> = choices.iter().map(|(sampling, draw)| sampling.draw(*draw)).collect();
             let states = states_there(sessions);
             let chosen = stepper.lock().unwrap_or_else(PoisonError::into_inner).choose(input, &states, &draws)?;
-            sessions.iter_mut().enumerate().for_each(|(i, session)| session.note(input, i..i + 1));
             let none = || Error::new(Kind::Argument, "logits").expected("finite numbers").got("none");
-            return chosen.into_iter().map(|token| token.ok_or_else(none)).collect();
+            let chosen = chosen.into_iter().map(|token| token.ok_or_else(none)).collect::<Result<_>>()?;
+            advance_together(sessions, input);
+            return Ok(chosen);
         }
         let mut logits = Owned::try_poisoned(model.output(&[sessions.len()])?)?;
         Session::step_together(&model, sessions, input, logits.view_mut())?;
         let chosen = choose(&logits, choices, sessions.iter().map(|session| session.seen()));
-        if chosen.is_err() && !in_place {
+        if chosen.is_err() {
             sessions.iter_mut().for_each(|session| session.retreat());
         }
         chosen
@@ -272,13 +278,9 @@ impl Session {
         Ok(session)
     }
 
+    /// Takes the states after these rows, which were processed.
     fn advance(&mut self, input: Input, rows: Range<usize>) {
         self.turn();
-        self.note(input, rows);
-    }
-
-    /// Records that these rows were processed.
-    fn note(&mut self, input: Input, rows: Range<usize>) {
         self.length += rows.len() as u64;
         if let Input::Tokens(tokens) = input {
             tokens[rows].iter().for_each(|&token| self.seen.insert(token));
@@ -332,13 +334,14 @@ fn together(sessions: &[&mut Session], input: Input) -> Result<Option<Arc<Model>
     Ok(Some(model))
 }
 
-/// The `conv_state` and `ssm_state` of each session on CUDA, which a recorded step updates in place.
-fn states_there<'s>(sessions: &'s [&mut Session]) -> Vec<[&'s Buffer; 2]> {
-    let states = sessions.iter().map(|session| match &session.memory {
-        Memory::Cuda(turns) => [&turns.now.conv, &turns.now.ssm],
-        Memory::Cpu(_) => unreachable!("sessions are where their model is"),
-    });
-    states.collect()
+/// The states of each session on CUDA.
+fn states_there<'s>(sessions: &'s mut [&mut Session]) -> Vec<States<'s, Buffer>> {
+    sessions.iter_mut().map(|session| session.memory.cuda().states()).collect()
+}
+
+/// Advances each session by its row of the input.
+fn advance_together(sessions: &mut [&mut Session], input: Input) {
+    sessions.iter_mut().enumerate().for_each(|(i, session)| session.advance(input, i..i + 1));
 }
 
 /// Chooses a token for each row of logits; `seen` holds the tokens of each text, for the repetition penalty.
@@ -402,7 +405,10 @@ fn loss<P: Learn>(layers: &Layers<P>, tokens: &[u32], turns: &mut Turns<P::Owned
     let mut logits = layers.logits(read.len())?;
     layers.head(&P::view(&h), P::view_mut(&mut logits))?;
     *sum += layers.place.cross_entropy(P::view_mut(&mut logits), next, None)?;
-    Ok(())
+    if sum.is_finite() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Argument, "logits").expected("finite numbers").got(format_args!("those of a loss of {sum}")))
 }
 
 fn step<P: Place>(layers: &Layers<P>, input: Input, turns: Vec<&mut Turns<P::Owned>>, to: Target<P>) -> Result<()> {

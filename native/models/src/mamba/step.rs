@@ -1,5 +1,5 @@
 //! Recorded decode steps of the first Mamba on CUDA. A step is recorded once for each batch size and replayed by one
-//! call. States are updated in place.
+//! call.
 //!
 //! Small batches are bound by reading the weights of dense layers: four fused kernels per layer do everything, with f32
 //! activations between them. Dense layers of larger batches go through cuBLASLt. They take six kernels per layer, with
@@ -16,6 +16,7 @@ mod plan;
 mod queue;
 mod scan;
 
+use super::layers::States;
 use super::model::Input;
 use super::sample::Draw;
 use super::{Config, Mixer, Weights};
@@ -66,9 +67,9 @@ impl Stepper {
         Ok(Stepper { graphs: [None, None], lane, plan })
     }
 
-    /// Steps `sequences`, given by their `conv_state` and `ssm_state`, by one token or frame each, and writes an output
-    /// row for each. There may be fewer than the recorded batch size.
-    pub(super) fn step(&mut self, input: Input, sequences: &[[&Buffer; 2]], to: ViewMut) -> Result<()> {
+    /// Steps `sequences`, given by their states, by one token or frame each, and writes an output row for each. There
+    /// may be fewer than the recorded batch size.
+    pub(super) fn step(&mut self, input: Input, sequences: &[States<Buffer>], to: ViewMut) -> Result<()> {
         let to = to.bytes();
         let rows = self.run(Wanted::Rows, input, sequences, &[])?;
         to.copy_from_slice(&rows[..to.len()]);
@@ -79,7 +80,7 @@ impl Stepper {
     pub(super) fn choose(
         &mut self,
         input: Input,
-        sequences: &[[&Buffer; 2]],
+        sequences: &[States<Buffer>],
         draws: &[Draw],
     ) -> Result<Vec<Option<u32>>> {
         let tokens = self.run(Wanted::Tokens, input, sequences, draws)?;
@@ -87,7 +88,7 @@ impl Stepper {
         Ok(tokens.take(sequences.len()).map(|token| (token != u32::MAX).then_some(token)).collect())
     }
 
-    fn run(&mut self, wanted: Wanted, input: Input, sequences: &[[&Buffer; 2]], draws: &[Draw]) -> Result<&[u8]> {
+    fn run(&mut self, wanted: Wanted, input: Input, sequences: &[States<Buffer>], draws: &[Draw]) -> Result<&[u8]> {
         let Stepper { graphs, lane, plan } = self;
         let graph = match &mut graphs[wanted as usize] {
             Some(graph) => graph,

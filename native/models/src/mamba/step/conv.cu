@@ -4,10 +4,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Conv p) {
     let_others_begin();
     i64 channel = (i64)blockIdx.x * THREADS + threadIdx.x, sequence = blockIdx.y;
     if (channel >= p.channels) return;
-    STORAGE* samples = p.samples[sequence] + p.layer * (WIDTH - 1) * p.channels + channel;
+    i64 state = p.layer * (WIDTH - 1) * p.channels + channel;
     // Loaded before the wait, as no earlier kernel of the step writes conv_state or weights.
-    Taps held = taps(samples, p.channels, p.w + channel * WIDTH, p.b ? p.b + channel : 0);
+    Taps held = taps(p.samples[sequence] + state, p.channels, p.w + channel * WIDTH, p.b ? p.b + channel : 0);
     wait_for_others();
     STORAGE newest = p.u[sequence * p.stride + channel];
-    narrow(convolve(held, samples, p.channels, newest), p.y[sequence * p.channels + channel]);
+    STORAGE* next = p.next_samples[sequence] + state;
+    narrow(convolve(held, next, p.channels, newest), p.y[sequence * p.channels + channel]);
 }

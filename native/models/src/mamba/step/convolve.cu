@@ -17,13 +17,13 @@ __device__ __forceinline__ Taps taps(const STORAGE* samples, i64 apart, const RE
     return taps;
 }
 
-// Convolves, and shifts the newest sample into conv_state.
-__device__ __forceinline__ REAL convolve(Taps taps, STORAGE* samples, i64 apart, STORAGE newest) {
+// Convolves, and writes the next conv_state: the samples shifted by the newest one.
+__device__ __forceinline__ REAL convolve(Taps taps, STORAGE* next, i64 apart, STORAGE newest) {
     taps.held[WIDTH - 1] = newest;
     REAL sum = taps.bias;
 #pragma unroll
     for (int step = 0; step < WIDTH; ++step) sum = fma(taps.factors[step], widen(taps.held[step]), sum);
 #pragma unroll
-    for (int step = 0; step + 1 < WIDTH; ++step) samples[step * apart] = taps.held[step + 1];
+    for (int step = 0; step + 1 < WIDTH; ++step) next[step * apart] = taps.held[step + 1];
     return silu(sum);
 }

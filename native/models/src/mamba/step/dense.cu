@@ -135,8 +135,9 @@ __device__ __forceinline__ int putter(int r, int b) { return r * BATCH + b; }
 __device__ __forceinline__ int row_put() { return threadIdx.x % 32 / BATCH; }
 __device__ __forceinline__ int sequence_put() { return threadIdx.x % 32 % BATCH; }
 
-__device__ __forceinline__ STORAGE* samples(const Dense& p, i64 channel) {
-    return p.samples[sequence_put()] + p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
+// The offset of a channel in a sequence's conv_state.
+__device__ __forceinline__ i64 in_conv_state(const Dense& p, i64 channel) {
+    return p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
 }
 
 // Loads the operands that no earlier kernel of the step writes, so before the wait.
@@ -145,8 +146,10 @@ __device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Operands& op
     if (row_put() >= ROWS || row >= p.rows) return;
     operands.bias = p.b ? widen(p.b[row]) : (REAL)0;
 #if EPILOGUE == CONVOLVE
-    if (row < p.rows / 2)
-        operands.taps = taps(samples(p, row), p.rows / 2, p.conv_w + row * WIDTH, p.conv_b ? p.conv_b + row : 0);
+    if (row < p.rows / 2) {
+        const STORAGE* samples = p.samples[sequence_put()] + in_conv_state(p, row);
+        operands.taps = taps(samples, p.rows / 2, p.conv_w + row * WIDTH, p.conv_b ? p.conv_b + row : 0);
+    }
 #endif
 }
 
@@ -169,7 +172,7 @@ __device__ __forceinline__ void put(const Dense& p, i64 row, REAL y, const Opera
     if (row < p.rows / 2) {
         STORAGE newest;
         narrow(y, newest);
-        y = convolve(operands.taps, samples(p, row), p.rows / 2, newest);
+        y = convolve(operands.taps, p.next_samples[sequence_put()] + in_conv_state(p, row), p.rows / 2, newest);
     }
     p.y[at] = y;
 #else

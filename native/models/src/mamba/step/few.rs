@@ -24,7 +24,8 @@ params! {
         narrow_y: u64 as "STORAGE*", // (BATCH, rows), in the storage type
         conv_w: u64 as "const REAL*", // (rows / 2, WIDTH)
         conv_b: u64 as "const REAL*", // (rows / 2), or none
-        samples: u64 as "STORAGE* const*", // BATCH addresses of conv_state, each (layers, WIDTH - 1, rows / 2)
+        samples: u64 as "const STORAGE* const*", // BATCH addresses of conv_state, each (layers, WIDTH - 1, rows / 2)
+        next_samples: u64 as "STORAGE* const*", // those of conv_state after the step
         layer: i64,
         rows: i64,
         columns: i64,
@@ -80,7 +81,8 @@ impl Step<'_> {
                 y: at(xz)?,
                 conv_w: at(&block.conv_w)?,
                 conv_b: self.address_of(&block.conv_b)?,
-                samples: self.input(layout.samples)?,
+                samples: self.input(layout.now.conv)?,
+                next_samples: self.input(layout.next.conv)?,
                 layer: i as i64,
                 ..Dense::new(2 * inner, width)
             };

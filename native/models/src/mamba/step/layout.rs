@@ -1,16 +1,16 @@
 //! The inputs of a step, packed so that one copy takes all of them to the device.
 
-use crate::mamba::Config;
 use crate::mamba::sample::Draw;
+use crate::mamba::{Config, State};
 use sidewinder_kernels::tensor::DType;
 
 /// The offsets of the inputs in bytes. The tokens or features of all sequences come first.
 #[derive(Clone, Copy)]
 pub struct InputLayout {
-    /// The address of each sequence's `conv_state`.
-    pub samples: usize,
-    /// The address of each sequence's `ssm_state`.
-    pub states: usize,
+    /// The addresses of each sequence's states, which the step reads.
+    pub now: State<usize>,
+    /// The addresses of the states that the step writes.
+    pub next: State<usize>,
     /// The sampling parameters of each sequence.
     pub draws: usize,
     /// The size of all of them.
@@ -20,18 +20,18 @@ pub struct InputLayout {
 impl InputLayout {
     pub fn new(config: &Config, dtype: DType, batch: usize) -> InputLayout {
         let row = if config.vocabulary > 0 { size_of::<u32>() } else { config.width * dtype.size() };
-        let samples = (batch * row).next_multiple_of(8);
-        let states = samples + batch * size_of::<u64>();
-        let draws = states + batch * size_of::<u64>();
-        InputLayout { samples, states, draws, bytes: draws + batch * size_of::<Draw>() }
+        let states = (batch * row).next_multiple_of(8);
+        let addresses = |index: usize| states + index * batch * size_of::<u64>();
+        let [now, next] = [0, 2].map(|index| State { conv: addresses(index), ssm: addresses(index + 1) });
+        let draws = addresses(4);
+        InputLayout { now, next, draws, bytes: draws + batch * size_of::<Draw>() }
     }
 
-    /// The parts of packed inputs, in their order.
-    pub fn split<'p>(&self, packed: &'p mut [u8]) -> [&'p mut [u8]; 4] {
-        let (rows, rest) = packed[..self.bytes].split_at_mut(self.samples);
-        let (samples, rest) = rest.split_at_mut(self.states - self.samples);
-        let (states, draws) = rest.split_at_mut(self.draws - self.states);
-        [rows, samples, states, draws]
+    /// The parts of packed inputs, in their order: rows, addresses of states, and sampling parameters.
+    pub fn split<'p>(&self, packed: &'p mut [u8]) -> [&'p mut [u8]; 3] {
+        let (rows, rest) = packed[..self.bytes].split_at_mut(self.now.conv);
+        let (addresses, draws) = rest.split_at_mut(self.draws - self.now.conv);
+        [rows, addresses, draws]
     }
 }
 
@@ -58,9 +58,12 @@ mod tests {
         {
             let row = if vocabulary == 0 { 5 * dtype.size() } else { 4 };
             let layout = InputLayout::new(&Config { vocabulary, ..backbone }, dtype, batch);
-            assert!([layout.samples, layout.states, layout.draws].iter().all(|offset| offset.is_multiple_of(8)));
+            let InputLayout { now, next, draws, .. } = layout;
+            let offsets = [now.conv, now.ssm, next.conv, next.ssm, draws];
+            assert!(offsets.iter().all(|offset| offset.is_multiple_of(8)));
+            assert!(offsets.windows(2).all(|pair| pair[1] - pair[0] == 8 * batch));
             let sizes = layout.split(&mut vec![0; layout.bytes + 1]).map(|part| part.len());
-            assert_eq!(sizes, [(row * batch).next_multiple_of(8), 8 * batch, 8 * batch, size_of::<Draw>() * batch]);
+            assert_eq!(sizes, [(row * batch).next_multiple_of(8), 4 * 8 * batch, size_of::<Draw>() * batch]);
         }
     }
 }

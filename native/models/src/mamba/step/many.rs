@@ -16,7 +16,8 @@ params! {
         u: u64 as "const STORAGE*", // (batch, channels), rows apart by stride
         w: u64 as "const REAL*", // (channels, WIDTH)
         b: u64 as "const REAL*", // (channels), or none
-        samples: u64 as "STORAGE* const*", // addresses of conv_state, each (layers, WIDTH - 1, channels)
+        samples: u64 as "const STORAGE* const*", // addresses of conv_state, each (layers, WIDTH - 1, channels)
+        next_samples: u64 as "STORAGE* const*", // those of conv_state after the step
         y: u64 as "STORAGE*", // (batch, channels)
         layer: i64,
         channels: i64,
@@ -59,7 +60,8 @@ impl Step<'_> {
             u: at(&self.plan.xz)?,
             w: at(&block.conv_w)?,
             b: self.address_of(&block.conv_b)?,
-            samples: self.input(self.plan.layout.samples)?,
+            samples: self.input(self.plan.layout.now.conv)?,
+            next_samples: self.input(self.plan.layout.next.conv)?,
             y: at(y)?,
             layer: i as i64,
             channels,

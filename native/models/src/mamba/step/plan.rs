@@ -3,6 +3,7 @@
 use super::FEW;
 use super::layout::InputLayout;
 use super::queue::Step;
+use crate::mamba::layers::States;
 use crate::mamba::model::Input;
 use crate::mamba::sample::Draw;
 use crate::mamba::{Config, State, Weights};
@@ -28,7 +29,7 @@ pub struct Plan {
     pub many: Option<Many>,
     /// Pinned host memory: the contents of `input`, then those of `out`, then those of `tokens`.
     pub pinned: Pinned,
-    /// The states of the sequences that pad the batch. Their values are not used.
+    /// The states of the sequences that pad the batch, updated in place. Their values are not used.
     pub padding: State<Buffer>,
 }
 
@@ -81,7 +82,7 @@ impl Plan {
     pub fn fill(
         &mut self,
         input: Option<Input>,
-        sequences: &[[&Buffer; 2]],
+        sequences: &[States<Buffer>],
         draws: &[Draw],
         lane: &Lane,
     ) -> Result<()> {
@@ -90,14 +91,16 @@ impl Plan {
             Some(Input::Features(features)) => features.bytes(),
             None => &[],
         };
-        let [rows, samples, states, choices] = self.layout.split(self.pinned.bytes_mut());
+        let [rows, addresses, choices] = self.layout.split(self.pinned.bytes_mut());
         write(rows, given);
         write(choices, bytemuck::cast_slice(draws));
-        let padded = sequences.iter().copied().chain(std::iter::repeat([&self.padding.conv, &self.padding.ssm]));
-        for ((samples, states), [conv, ssm]) in samples.chunks_exact_mut(8).zip(states.chunks_exact_mut(8)).zip(padded)
-        {
-            samples.copy_from_slice(&lane.address(conv)?.to_ne_bytes());
-            states.copy_from_slice(&lane.address(ssm)?.to_ne_bytes());
+        let sequences = sequences.iter().map(|states| [states.before, &*states.after]);
+        let padded = sequences.chain(std::iter::repeat([&self.padding; 2]));
+        for (i, [now, next]) in (0..self.batch).zip(padded) {
+            let buffers = [&now.conv, &now.ssm, &next.conv, &next.ssm];
+            for (addresses, buffer) in addresses.chunks_exact_mut(8 * self.batch).zip(buffers) {
+                addresses[8 * i..8 * (i + 1)].copy_from_slice(&lane.address(buffer)?.to_ne_bytes());
+            }
         }
         Ok(())
     }

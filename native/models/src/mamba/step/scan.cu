@@ -62,10 +62,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Scan p) {
     // Threads past the last channel keep running, because the shuffles of `total` need whole warps.
     i64 of = there ? channel : p.channels - 1;
     REAL dt_w[RANKS], a[STATES], h[STATES], dt_b = p.dt_b[of], d = p.d[of];
-    REAL* states = p.states[sequence] + (p.layer * p.channels + of) * p.count;
+    i64 state = (p.layer * p.channels + of) * p.count;
     own(p.dt_w + of * p.rank, p.rank, dt_w);
     own(p.a + of * p.count, p.count, a);
-    own(states, p.count, h);
+    own(p.states[sequence] + state, p.count, h);
     let_others_begin();
     wait_for_others();
     REAL delta[RANKS], b[STATES], c[STATES];
@@ -85,6 +85,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Scan p) {
     }
     y = total(y);
     if (!there) return;
-    give(h, states, p.count);
+    give(h, p.next_states[sequence] + state, p.count);
     if (threadIdx.x % LANES == 0) narrow(fma(d, x, y) * silu(z), p.y[sequence * p.channels + channel]);
 }

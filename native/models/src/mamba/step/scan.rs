@@ -25,7 +25,8 @@ params! {
         dt_b: u64 as "const REAL*", // (channels)
         a: u64 as "const REAL*", // (channels, states)
         d: u64 as "const REAL*", // (channels)
-        states: u64 as "REAL* const*", // addresses of ssm_state, each (layers, channels, states)
+        states: u64 as "const REAL* const*", // addresses of ssm_state, each (layers, channels, states)
+        next_states: u64 as "REAL* const*", // those of ssm_state after the step
         y: u64 as "BETWEEN*", // (batch, channels)
         layer: i64,
         channels: i64,
@@ -90,7 +91,8 @@ impl Step<'_> {
             dt_b: at(&block.dt_b)?,
             a: at(&layer.a)?,
             d: at(&block.d)?,
-            states: self.input(self.plan.layout.states)?,
+            states: self.input(self.plan.layout.now.ssm)?,
+            next_states: self.input(self.plan.layout.next.ssm)?,
             y: at(y)?,
             layer: i as i64,
             channels: config.inner as i64,
