@@ -27,7 +27,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
-          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp dt to LO,HI, inclusive; no clamp by default"},
           %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, D, N)"},
           %{name: "return_states", takes: "flag", choices: [], range: :any, default: false, help: "write states (B, L, D, N)"}
@@ -57,7 +57,7 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
-          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp dt to LO,HI, inclusive; no clamp by default"},
           %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, D, N)"},
           %{name: "return_states", takes: "flag", choices: [], range: :any, default: false, help: "write states (B, L, D, N)"}
@@ -87,7 +87,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
-          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"}
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp dt to LO,HI, inclusive; no clamp by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -114,7 +114,7 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
-          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp dt to LO,HI, inclusive; no clamp by default"},
           %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, P, N)"}
         ],
@@ -142,7 +142,7 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "dt_softplus", takes: "flag", choices: [], range: :any, default: false, help: "apply softplus to dt + dt_bias"},
-          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp the step to LO,HI, both inside; none by default"},
+          %{name: "dt_clamp", takes: "pair", choices: [], range: :any, default: nil, help: "clamp dt to LO,HI, inclusive; no clamp by default"},
           %{name: "clamp_grad", takes: "text", choices: ["mask", "straight_through"], range: :any, default: "mask", help: "gradient of the clamp"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, P, N)"}
         ],
@@ -167,7 +167,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, H, K, V)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "scale of q; 1 / sqrt(K) by default"},
           %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their L2 norms"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"}
         ],
@@ -191,7 +191,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "scale of q; 1 / sqrt(K) by default"},
           %{name: "qk_l2norm", takes: "flag", choices: [], range: :any, default: false, help: "divide q and k by their L2 norms"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"}
         ],
@@ -252,9 +252,9 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :share, default: 1.0e-8, help: "decays below count as this"},
-          %{name: "log_min", takes: "float", choices: [], range: :not_positive, default: -5.0e1, help: "logarithms below count as this"},
-          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "eps", takes: "float", choices: [], range: :share, default: 1.0e-8, help: "lower limit of the decays"},
+          %{name: "log_min", takes: "float", choices: [], range: :not_positive, default: -5.0e1, help: "lower limit of the logarithms of decays"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "scan from the last step to the first"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -275,9 +275,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :share, default: 1.0e-8, help: "decays below count as this"},
-          %{name: "log_min", takes: "float", choices: [], range: :not_positive, default: -5.0e1, help: "logarithms below count as this"},
-          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "eps", takes: "float", choices: [], range: :share, default: 1.0e-8, help: "lower limit of the decays"},
+          %{name: "log_min", takes: "float", choices: [], range: :not_positive, default: -5.0e1, help: "lower limit of the logarithms of decays"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "scan from the last step to the first"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -297,7 +297,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "scan from the last step to the first"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -317,7 +317,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "scan from the last step to the first"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -337,7 +337,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, H, W)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "scan from the last step to the first"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -356,7 +356,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "let time run from the end"},
+          %{name: "reverse", takes: "flag", choices: [], range: :any, default: false, help: "scan from the last step to the first"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -452,7 +452,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, W-1, D)", precision: "storage", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the sums, none by default"},
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the output; none by default"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, W-1, D)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -473,7 +473,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the sums, none by default"},
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the output; none by default"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, W-1, D)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -495,7 +495,7 @@ defmodule Sidewinder.OpTable do
           %{name: "last_state", shape: "(B, W-1, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["silu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -514,7 +514,7 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -532,7 +532,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -564,10 +564,10 @@ defmodule Sidewinder.OpTable do
           %{name: "ssm_state", shape: "(B, D, N)", precision: "wide", when: {:asked, :return_state}}
         ],
         options: [
-          %{name: "expand", takes: "integer", choices: [], range: :not_negative, default: nil, help: "inner width by model width; if given, it must agree"},
-          %{name: "d_state", takes: "integer", choices: [], range: :not_negative, default: nil, help: "states per channel; if given, it must agree"},
-          %{name: "dt_rank", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of dt_w; if given, it must agree"},
-          %{name: "d_conv", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the convolution; if given, it must agree"},
+          %{name: "expand", takes: "integer", choices: [], range: :not_negative, default: nil, help: "ratio of inner width to model width; if given, must match the shapes"},
+          %{name: "d_state", takes: "integer", choices: [], range: :not_negative, default: nil, help: "state size per channel; if given, must match the shapes"},
+          %{name: "dt_rank", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rank of dt's projection; if given, must match the shapes"},
+          %{name: "d_conv", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the convolution; if given, must match the shapes"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write conv_state (B, W-1, D) and ssm_state (B, D, N)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -599,10 +599,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "expand", takes: "integer", choices: [], range: :not_negative, default: nil, help: "inner width by model width; if given, it must agree"},
-          %{name: "d_state", takes: "integer", choices: [], range: :not_negative, default: nil, help: "states per channel; if given, it must agree"},
-          %{name: "dt_rank", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of dt_w; if given, it must agree"},
-          %{name: "d_conv", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the convolution; if given, it must agree"},
+          %{name: "expand", takes: "integer", choices: [], range: :not_negative, default: nil, help: "ratio of inner width to model width; if given, must match the shapes"},
+          %{name: "d_state", takes: "integer", choices: [], range: :not_negative, default: nil, help: "state size per channel; if given, must match the shapes"},
+          %{name: "dt_rank", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rank of dt's projection; if given, must match the shapes"},
+          %{name: "d_conv", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the convolution; if given, must match the shapes"},
           %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write conv_state (B, W-1, D) and ssm_state (B, D, N)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
@@ -621,8 +621,8 @@ defmodule Sidewinder.OpTable do
           %{name: "dydx", shape: "(...)", precision: "storage", when: {:asked, :return_derivative}}
         ],
         options: [
-          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "the function, which must be given"},
-          %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative"}
+          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "the activation function; required"},
+          %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative of y with respect to x"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -638,8 +638,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "the function, which must be given"},
-          %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative"}
+          %{name: "fn", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "the activation function; required"},
+          %{name: "return_derivative", takes: "flag", choices: [], range: :any, default: false, help: "write dydx, the derivative of y with respect to x"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -657,8 +657,8 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "what keeps the divisor from 0"},
-          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "where eps goes: into the root or outside of it"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "epsilon of the norm"},
+          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "add eps inside or outside the square root"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -675,8 +675,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "what keeps the divisor from 0"},
-          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "where eps goes: into the root or outside of it"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-6, help: "epsilon of the norm"},
+          %{name: "eps_mode", takes: "text", choices: ["inside", "outside"], range: :any, default: "inside", help: "add eps inside or outside the square root"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -697,7 +697,7 @@ defmodule Sidewinder.OpTable do
           %{name: "rstd", shape: "(...)", precision: "wide", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "epsilon of the norm"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -715,7 +715,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "epsilon of the norm"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -734,8 +734,8 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"},
-          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "form of GELU"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "epsilon of the norm"},
+          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "GELU's form: exact or with tanh"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -753,8 +753,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the divisor from 0"},
-          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "form of GELU"}
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "epsilon of the norm"},
+          %{name: "gelu", takes: "text", choices: ["tanh", "erf"], range: :any, default: "tanh", help: "GELU's form: exact or with tanh"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -773,9 +773,9 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-5, help: "what keeps the divisor from 0"},
-          %{name: "groups", takes: "integer", choices: [], range: :positive, default: 1, help: "how many equal parts of a row are normalised by themselves"},
-          %{name: "norm_before_gate", takes: "flag", choices: [], range: :any, default: false, help: "multiply by silu(z) after the norm, not before it"}
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-5, help: "epsilon of the norm"},
+          %{name: "groups", takes: "integer", choices: [], range: :positive, default: 1, help: "number of equal groups of a row, each normalised separately"},
+          %{name: "norm_before_gate", takes: "flag", choices: [], range: :any, default: false, help: "norm x before the gate: norm(x) silu(z) in place of norm(x silu(z))"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -793,9 +793,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-5, help: "what keeps the divisor from 0"},
-          %{name: "groups", takes: "integer", choices: [], range: :positive, default: 1, help: "how many equal parts of a row are normalised by themselves"},
-          %{name: "norm_before_gate", takes: "flag", choices: [], range: :any, default: false, help: "multiply by silu(z) after the norm, not before it"}
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-5, help: "epsilon of the norm"},
+          %{name: "groups", takes: "integer", choices: [], range: :positive, default: 1, help: "number of equal groups of a row, each normalised separately"},
+          %{name: "norm_before_gate", takes: "flag", choices: [], range: :any, default: false, help: "norm x before the gate: norm(x) silu(z) in place of norm(x silu(z))"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -843,14 +843,14 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(B, H, L, W)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
-          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"},
-          %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "Llama 3's scaling of angles; none by default"},
-          %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "of that scaling"},
-          %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "of that scaling"},
-          %{name: "original_length", takes: "float", choices: [], range: :positive, default: 8.192e3, help: "of that scaling"}
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "rotated pairs: x[i] and x[i+W/2], or adjacent elements"},
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "position of the first row"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of axes: (B, H, L, W) or (B, L, H, W)"},
+          %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "scaling factor of Llama 3's frequency scaling; none by default"},
+          %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "low-frequency factor of that scaling"},
+          %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "high-frequency factor of that scaling"},
+          %{name: "original_length", takes: "float", choices: [], range: :positive, default: 8.192e3, help: "context length before that scaling"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -866,14 +866,14 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
-          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"},
-          %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "Llama 3's scaling of angles; none by default"},
-          %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "of that scaling"},
-          %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "of that scaling"},
-          %{name: "original_length", takes: "float", choices: [], range: :positive, default: 8.192e3, help: "of that scaling"}
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "rotated pairs: x[i] and x[i+W/2], or adjacent elements"},
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "position of the first row"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of axes: (B, H, L, W) or (B, L, H, W)"},
+          %{name: "scaling_factor", takes: "float", choices: [], range: :positive, default: nil, help: "scaling factor of Llama 3's frequency scaling; none by default"},
+          %{name: "low_freq_factor", takes: "float", choices: [], range: :positive, default: 1.0e0, help: "low-frequency factor of that scaling"},
+          %{name: "high_freq_factor", takes: "float", choices: [], range: :positive, default: 4.0e0, help: "high-frequency factor of that scaling"},
+          %{name: "original_length", takes: "float", choices: [], range: :positive, default: 8.192e3, help: "context length before that scaling"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -890,8 +890,8 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
-          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"}
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "position of the first row"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -907,8 +907,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "the base of the angles"},
-          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "the position of the first row"}
+          %{name: "theta", takes: "float", choices: [], range: :positive, default: 1.0e4, help: "base of the angles"},
+          %{name: "first_position", takes: "integer", choices: [], range: :any, default: 0, help: "position of the first row"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -927,10 +927,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a query sees no later keys"},
-          %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "the position of the first query among the keys; M - L by default"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "scale of the scores; 1 / sqrt(W) by default"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "mask keys after the query's position"},
+          %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "position of the first query among the keys; M - L by default"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of axes: (B, H, L, W) or (B, L, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlse"],
@@ -953,10 +953,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a query sees no later keys"},
-          %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "the position of the first query among the keys; M - L by default"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "scale of the scores; 1 / sqrt(W) by default"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "mask keys after the query's position"},
+          %{name: "q_offset", takes: "integer", choices: [], range: :any, default: nil, help: "position of the first query among the keys; M - L by default"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of axes: (B, H, L, W) or (B, L, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -977,10 +977,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"},
-          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "what scores are multiplied by; 1 / sqrt(W) by default"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: true, help: "whether a token sees no later ones"},
-          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of the axes, (B, H, L, W) or (B, L, H, W)"}
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "number of valid rows in the cache"},
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "scale of the scores; 1 / sqrt(W) by default"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: true, help: "mask later tokens"},
+          %{name: "layout", takes: "text", choices: ["heads_first", "heads_last"], range: :any, default: "heads_first", help: "order of axes: (B, H, L, W) or (B, L, H, W)"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1000,7 +1000,7 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the gate, silu by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the gate; silu by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -1019,7 +1019,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the gate, silu by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the gate; silu by default"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1040,11 +1040,11 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of heads"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "mask later tokens"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "base of the rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "rotated pairs: x[i] and x[i+W/2], or adjacent elements"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "number of valid rows in the cache"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -1064,11 +1064,11 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of heads"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "mask later tokens"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "base of the rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "rotated pairs: x[i] and x[i+W/2], or adjacent elements"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "number of valid rows in the cache"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1096,12 +1096,12 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"},
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of heads"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "mask later tokens"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "base of the rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "rotated pairs: x[i] and x[i+W/2], or adjacent elements"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "number of valid rows in the cache"},
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "epsilon of the norms"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy"],
@@ -1128,12 +1128,12 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"},
-          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "whether a token sees no later ones"},
-          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "the base of rotary angles; no rotation by default"},
-          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "pairs that are rotated, x[i] and x[i+W/2] or neighbours"},
-          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "how many rows of the cache are there"},
-          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "what keeps the norms' divisors from 0"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of heads"},
+          %{name: "causal", takes: "flag", choices: [], range: :any, default: false, help: "mask later tokens"},
+          %{name: "rope_theta", takes: "float", choices: [], range: :positive, default: nil, help: "base of the rotary angles; no rotation by default"},
+          %{name: "pairing", takes: "text", choices: ["half", "interleaved"], range: :any, default: "half", help: "rotated pairs: x[i] and x[i+W/2], or adjacent elements"},
+          %{name: "cached", takes: "integer", choices: [], range: :not_negative, default: 0, help: "number of valid rows in the cache"},
+          %{name: "eps", takes: "float", choices: [], range: :not_negative, default: 1.0e-5, help: "epsilon of the norms"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1297,8 +1297,8 @@ defmodule Sidewinder.OpTable do
         ],
         options: [
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix"},
-          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
-          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"}
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "clip state elements to [-state_clip, state_clip]; no clipping by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "normalise the state by its root mean square after each step"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dh", "dlast_state"],
@@ -1323,8 +1323,8 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without w_mix and b_mix"},
-          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
-          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"}
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "clip state elements to [-state_clip, state_clip]; no clipping by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "normalise the state by its root mean square after each step"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1340,9 +1340,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a bank that is a ring"}
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "number of levels, including the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots pooled into one slot of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "oldest slot of the bank, if it is a ring"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dk1", "dv1", "dk2", "dv2", "dk3", "dv3", "dk4", "dv4", "dk5", "dv5", "dk6", "dv6", "dk7", "dv7", "dk8", "dv8", "dk9", "dv9", "dk10", "dv10", "dk11", "dv11", "dk12", "dv12", "dk13", "dv13", "dk14", "dv14", "dk15", "dv15"],
@@ -1388,9 +1388,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a bank that is a ring"}
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "number of levels, including the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots pooled into one slot of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "oldest slot of the bank, if it is a ring"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1407,9 +1407,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
-          %{name: "top_k", takes: "integer", choices: [], range: :not_negative, default: 4, help: "how many candidates of a level go on"}
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "number of levels, including the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots pooled into one slot of the next level"},
+          %{name: "top_k", takes: "integer", choices: [], range: :not_negative, default: 4, help: "number of candidates selected per level"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1431,7 +1431,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of heads"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dlse"],
@@ -1455,7 +1455,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads there are"}
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of heads"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1515,17 +1515,17 @@ defmodule Sidewinder.OpTable do
           %{name: "hidden", shape: "(B, L, F)", precision: "storage", when: {:unless, :checkpoint}}
         ],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads attention has"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of attention heads"},
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
           %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
-          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
-          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: into the root or outside of it"},
-          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a memory that is a ring"},
-          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
-          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"},
-          %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "whether the gradient computes again what it needs"}
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "epsilon of the norms"},
+          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "add eps inside or outside the square root"},
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "number of levels, including the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots pooled into one slot of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "oldest slot of the memory, if it is a ring"},
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "clip state elements to [-state_clip, state_clip]; no clipping by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "normalise the state by its root mean square after each step"},
+          %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "recompute activations in the backward pass"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: ["dy", "dh", "dlast_state", "dgamma", "dcontext", "dsummary"],
@@ -1587,17 +1587,17 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "how many heads attention has"},
+          %{name: "heads", takes: "integer", choices: [], range: :not_negative, default: 1, help: "number of attention heads"},
           %{name: "mix", takes: "float", choices: [], range: :any, default: nil, help: "weight of the gated mean; 0.1 by default, 0 without wm and bm"},
           %{name: "v_mix", takes: "float", choices: [], range: :any, default: 1.0e-1, help: "weight of v in the sum"},
-          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "what keeps the norms' divisors from 0"},
-          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "where eps goes: into the root or outside of it"},
-          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "how many levels there are with the bank"},
-          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots that make one of the next level"},
-          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the oldest slot of a memory that is a ring"},
-          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "bound of the state's elements; none by default"},
-          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "divide the state by its root mean square after each step"},
-          %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "whether the gradient computes again what it needs"}
+          %{name: "eps", takes: "float", choices: [], range: :positive, default: 1.0e-6, help: "epsilon of the norms"},
+          %{name: "norm", takes: "text", choices: ["inside", "outside"], range: :any, default: "outside", help: "add eps inside or outside the square root"},
+          %{name: "levels", takes: "integer", choices: [], range: :not_negative, default: 3, help: "number of levels, including the bank"},
+          %{name: "ratio", takes: "integer", choices: [], range: :not_negative, default: 4, help: "slots pooled into one slot of the next level"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "oldest slot of the memory, if it is a ring"},
+          %{name: "state_clip", takes: "float", choices: [], range: :positive, default: nil, help: "clip state elements to [-state_clip, state_clip]; no clipping by default"},
+          %{name: "state_norm", takes: "flag", choices: [], range: :any, default: false, help: "normalise the state by its root mean square after each step"},
+          %{name: "checkpoint", takes: "flag", choices: [], range: :any, default: true, help: "recompute activations in the backward pass"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1615,8 +1615,8 @@ defmodule Sidewinder.OpTable do
           %{name: "bank", shape: "(B, S, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "start", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the slot of the first row"},
-          %{name: "mode", takes: "text", choices: ["ring", "strict"], range: :any, default: "ring", help: "what becomes of rows past the last slot"}
+          %{name: "start", takes: "integer", choices: [], range: :not_negative, default: 0, help: "slot of the first row"},
+          %{name: "mode", takes: "text", choices: ["ring", "strict"], range: :any, default: "ring", help: "handling of rows past the last slot"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1634,9 +1634,9 @@ defmodule Sidewinder.OpTable do
           %{name: "bank", shape: "(B, M, D)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "policy", takes: "text", choices: ["ring", "ema", "broadcast"], range: :any, default: "ring", help: "which slots take it"},
-          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "the slot of a ring"},
-          %{name: "decay", takes: "float", choices: [], range: :share, default: 9.9e-1, help: "how much of a slot stays with ema"}
+          %{name: "policy", takes: "text", choices: ["ring", "ema", "broadcast"], range: :any, default: "ring", help: "how slots are selected for the write"},
+          %{name: "cursor", takes: "integer", choices: [], range: :not_negative, default: 0, help: "slot to write, with policy ring"},
+          %{name: "decay", takes: "float", choices: [], range: :share, default: 9.9e-1, help: "decay of a slot, with policy ema"}
         ],
         storage: ["f64", "f32", "bf16", "f16"],
         cotangents: [],
@@ -1652,7 +1652,7 @@ defmodule Sidewinder.OpTable do
         outputs: [],
         options: [
           %{name: "format", takes: "text", choices: ["q8_0", "q4_0"], range: :any, default: "q8_0", help: "format of the blocks"},
-          %{name: "unchecked", takes: "flag", choices: [], range: :any, default: false, help: "store infinite scales, as ggml does, in place of an error"}
+          %{name: "unchecked", takes: "flag", choices: [], range: :any, default: false, help: "store infinite scales, as ggml does, instead of failing"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1684,7 +1684,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1701,7 +1701,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1718,7 +1718,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1735,7 +1735,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1756,10 +1756,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "layout of the results, planes by default"},
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
-          %{name: "rows", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of offset_rows; all there is room for by default"},
-          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "for cells that are no value"}
+          %{name: "to", takes: "text", choices: ["values", "planes", "packed2", "offset_rows", "byte_planes"], range: :any, default: nil, help: "layout of the results; planes by default"},
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells per row of planes or packed2; as many as fit by default"},
+          %{name: "rows", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of offset_rows; as many as fit by default"},
+          %{name: "on_sentinel", takes: "text", choices: ["error", "zero", "warn"], range: :any, default: "error", help: "handling of sentinel cells"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1780,8 +1780,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"},
-          %{name: "rows", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of offset_rows; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells per row of planes or packed2; as many as fit by default"},
+          %{name: "rows", takes: "integer", choices: [], range: :not_negative, default: nil, help: "rows of offset_rows; as many as fit by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1796,9 +1796,9 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "how the threshold is chosen"},
-          %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
-          %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"}
+          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "rule for the threshold"},
+          %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "with rule threshold: larger magnitudes become 1 or -1"},
+          %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "compute a mean per row; one for the tensor by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1815,7 +1815,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells per row of planes or packed2; as many as fit by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1833,7 +1833,7 @@ defmodule Sidewinder.OpTable do
           %{name: "scale", shape: "(...)", precision: "f32", when: :always}
         ],
         options: [
-          %{name: "amax_floor", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "what the largest size of a row counts as at least"}
+          %{name: "amax_floor", takes: "float", choices: [], range: :any, default: 1.0e-5, help: "lower limit of a row's largest magnitude"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1872,8 +1872,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
-          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"},
+          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "also return the int8 activations and the integer sums"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1892,8 +1892,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
-          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"},
+          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "also return the int8 activations and the integer sums"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1912,8 +1912,8 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"},
-          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "with activations as bytes, also give these and the sums of integers"}
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"},
+          %{name: "return_sums", takes: "flag", choices: [], range: :any, default: false, help: "also return the int8 activations and the integer sums"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1932,11 +1932,11 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(..., O)", precision: "storage", when: :always}
         ],
         options: [
-          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "how the threshold is chosen"},
-          %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "the rule threshold's: of greater size is 1 or -1"},
-          %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "whether each row has its own mean; by default the tensor has one"},
-          %{name: "activations", takes: "text", choices: ["ternary", "i8", "f32"], range: :any, default: "i8", help: "what x is in the product"},
-          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the sums, none by default"}
+          %{name: "rule", takes: "text", choices: ["threshold", "absmean", "twn"], range: :any, default: "absmean", help: "rule for the threshold"},
+          %{name: "threshold", takes: "float", choices: [], range: :any, default: nil, help: "with rule threshold: larger magnitudes become 1 or -1"},
+          %{name: "per_row", takes: "flag", choices: [], range: :any, default: false, help: "compute a mean per row; one for the tensor by default"},
+          %{name: "activations", takes: "text", choices: ["ternary", "i8", "f32"], range: :any, default: "i8", help: "representation of x in the product"},
+          %{name: "activation", takes: "text", choices: ["sigmoid", "silu", "gelu", "gelu_tanh", "gelu_erf", "softplus", "relu"], range: :any, default: nil, help: "activation of the output; none by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1959,10 +1959,10 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "scales", takes: "flag", choices: [], range: :any, default: false, help: "multiply sums by w1_scale and w2_scale"},
-          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x, to prove them"},
-          %{name: "hidden", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the hidden layer, to prove it"},
-          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "number of logits, to prove it"}
+          %{name: "scales", takes: "flag", choices: [], range: :any, default: false, help: "multiply the integer sums by w1_scale and w2_scale"},
+          %{name: "in", takes: "integer", choices: [], range: :not_negative, default: nil, help: "columns of x, to check"},
+          %{name: "hidden", takes: "integer", choices: [], range: :not_negative, default: nil, help: "width of the hidden layer, to check"},
+          %{name: "out", takes: "integer", choices: [], range: :not_negative, default: nil, help: "number of logits, to check"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],
@@ -1993,7 +1993,7 @@ defmodule Sidewinder.OpTable do
         ],
         outputs: [],
         options: [
-          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells of a row of planes or packed2; all there is room for by default"}
+          %{name: "n", takes: "integer", choices: [], range: :not_negative, default: nil, help: "cells per row of planes or packed2; as many as fit by default"}
         ],
         storage: ["f32", "bf16", "f16"],
         cotangents: [],

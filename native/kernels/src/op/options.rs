@@ -81,7 +81,7 @@ impl Range {
 /// options! {
 ///     /// The options of the scan.
 ///     pub struct Options {
-///         /// what keeps the divisor from 0
+///         /// epsilon of the norm
 ///         eps: f64 = 1e-6, positive;
 ///         /// write last_state
 ///         return_state: bool = false;

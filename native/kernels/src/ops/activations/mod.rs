@@ -30,9 +30,9 @@ pub use crate::base::activation::Activation;
 options! {
     /// The options.
     pub struct Options {
-        /// the function, which must be given
+        /// the activation function; required
         function as "fn": Option<Activation> = None;
-        /// write dydx, the derivative
+        /// write dydx, the derivative of y with respect to x
         return_derivative: bool = false;
     }
 }

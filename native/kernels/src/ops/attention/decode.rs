@@ -18,7 +18,7 @@ use crate::{options, shared_options};
 
 shared_options! {
     cached {
-        /// how many rows of the cache are there
+        /// number of valid rows in the cache
         cached: usize = 0;
     }
 }
@@ -27,11 +27,11 @@ options! {
     /// The options.
     pub struct Options {
         ..cached;
-        /// what scores are multiplied by; 1 / sqrt(W) by default
+        /// scale of the scores; 1 / sqrt(W) by default
         scale: Option<f64> = None;
-        /// whether a token sees no later ones
+        /// mask later tokens
         causal: bool = true;
-        /// order of the axes, (B, H, L, W) or (B, L, H, W)
+        /// order of axes: (B, H, L, W) or (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
     }
 }

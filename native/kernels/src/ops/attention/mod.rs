@@ -38,13 +38,13 @@ pub use crate::base::heads::Layout;
 options! {
     /// The options of attention.
     pub struct Options {
-        /// what scores are multiplied by; 1 / sqrt(W) by default
+        /// scale of the scores; 1 / sqrt(W) by default
         scale: Option<f64> = None;
-        /// whether a query sees no later keys
+        /// mask keys after the query's position
         causal: bool = false;
-        /// the position of the first query among the keys; M - L by default
+        /// position of the first query among the keys; M - L by default
         q_offset: Option<i64> = None;
-        /// order of the axes, (B, H, L, W) or (B, L, H, W)
+        /// order of axes: (B, H, L, W) or (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
         internal {
             /// If keys and values are a cache, which is heads-first whatever the layout: how many of its rows are filled.

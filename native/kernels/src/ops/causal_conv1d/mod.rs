@@ -43,7 +43,7 @@ pub enum Activation {
 options! {
     /// The options of the convolution.
     pub struct Options {
-        /// activation of the sums, none by default
+        /// activation of the output; none by default
         activation: Option<Activation> = None;
         /// write last_state (B, W-1, D)
         return_state: bool = false;

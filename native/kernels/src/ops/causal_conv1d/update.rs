@@ -13,7 +13,7 @@ use ndarray::{ArrayD, Axis};
 options! {
     /// The options of the update.
     pub struct Options {
-        /// activation of the sums, none by default
+        /// activation of the output; none by default
         activation: Option<Activation> = None;
     }
 }

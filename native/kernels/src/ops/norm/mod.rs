@@ -49,16 +49,16 @@ pub enum EpsMode {
 options! {
     /// The options of the root mean square.
     pub struct RmsOptions {
-        /// what keeps the divisor from 0
+        /// epsilon of the norm
         eps: f64 = 1e-6, not_negative;
-        /// where eps goes: into the root or outside of it
+        /// add eps inside or outside the square root
         eps_mode: EpsMode = EpsMode::Inside;
     }
 }
 
 shared_options! {
     layer {
-        /// what keeps the divisor from 0
+        /// epsilon of the norm
         eps: f64 = 1e-5, not_negative;
     }
 }
@@ -94,7 +94,7 @@ options! {
     /// The options of layer normalisation with GELU.
     pub struct LayerGeluOptions {
         ..layer;
-        /// form of GELU
+        /// GELU's form: exact or with tanh
         gelu: Gelu = Gelu::Tanh;
     }
 }

@@ -9,7 +9,7 @@ pub mod ternary;
 
 crate::shared_options! {
     activation {
-        /// activation of the sums, none by default
+        /// activation of the output; none by default
         activation: Option<crate::base::activation::Activation> = None;
     }
 }

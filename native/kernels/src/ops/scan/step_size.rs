@@ -17,7 +17,7 @@ shared_options! {
     step {
         /// apply softplus to dt + dt_bias
         dt_softplus: bool = false;
-        /// clamp the step to LO,HI, both inside; none by default
+        /// clamp dt to LO,HI, inclusive; no clamp by default
         dt_clamp: Option<(f64, f64)> = None;
     }
 }

@@ -29,13 +29,13 @@ pub use weights::{Norms, Weights};
 options! {
     /// The options of the block. All sizes follow from shapes; those that are given must agree with them.
     pub struct Options {
-        /// inner width by model width; if given, it must agree
+        /// ratio of inner width to model width; if given, must match the shapes
         expand: Option<usize> = None;
-        /// states per channel; if given, it must agree
+        /// state size per channel; if given, must match the shapes
         d_state: Option<usize> = None;
-        /// columns of dt_w; if given, it must agree
+        /// rank of dt's projection; if given, must match the shapes
         dt_rank: Option<usize> = None;
-        /// width of the convolution; if given, it must agree
+        /// width of the convolution; if given, must match the shapes
         d_conv: Option<usize> = None;
         /// write conv_state (B, W-1, D) and ssm_state (B, D, N)
         return_state: bool = false;

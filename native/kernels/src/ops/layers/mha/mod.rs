@@ -24,11 +24,11 @@ use crate::{options, shared_options};
 
 shared_options! {
     heads {
-        /// how many heads there are
+        /// number of heads
         heads: usize = 1;
-        /// whether a token sees no later ones
+        /// mask later tokens
         causal: bool = false;
-        /// the base of rotary angles; no rotation by default
+        /// base of the rotary angles; no rotation by default
         rope_theta: Option<f64> = None, positive;
         ..crate::ops::positions::rope::pairing;
         ..crate::ops::attention::decode::cached;

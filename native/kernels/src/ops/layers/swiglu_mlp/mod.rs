@@ -21,7 +21,7 @@ use crate::tensor::{DType, Spec};
 options! {
     /// The options.
     pub struct Options {
-        /// activation of the gate, silu by default
+        /// activation of the gate; silu by default
         activation: Option<Activation> = None;
     }
 }

@@ -20,7 +20,7 @@ options! {
     /// The options: those of [`mha`], and the norms' `eps`.
     pub struct Options {
         ..mha::heads;
-        /// what keeps the norms' divisors from 0
+        /// epsilon of the norms
         eps: f64 = 1e-5, not_negative;
     }
 }

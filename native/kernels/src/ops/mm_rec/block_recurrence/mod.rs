@@ -44,9 +44,9 @@ const EPS: f64 = 1e-6;
 
 shared_options! {
     state_bounds {
-        /// bound of the state's elements; none by default
+        /// clip state elements to [-state_clip, state_clip]; no clipping by default
         state_clip: Option<f64> = None, positive;
-        /// divide the state by its root mean square after each step
+        /// normalise the state by its root mean square after each step
         state_norm: bool = false;
     }
 }

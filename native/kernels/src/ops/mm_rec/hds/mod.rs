@@ -28,9 +28,9 @@ pub const MOST_LEVELS: usize = 16;
 
 shared_options! {
     levels {
-        /// how many levels there are with the bank
+        /// number of levels, including the bank
         levels: usize = 3;
-        /// slots that make one of the next level
+        /// slots pooled into one slot of the next level
         ratio: usize = 4;
     }
 }
@@ -39,7 +39,7 @@ options! {
     /// The options.
     pub struct Options {
         ..levels;
-        /// the oldest slot of a bank that is a ring
+        /// oldest slot of the bank, if it is a ring
         cursor: usize = 0;
     }
 }

@@ -37,11 +37,11 @@ pub enum Policy {
 options! {
     /// The options.
     pub struct Options {
-        /// which slots take it
+        /// how slots are selected for the write
         policy: Policy = Policy::Ring;
-        /// the slot of a ring
+        /// slot to write, with policy ring
         cursor: usize = 0;
-        /// how much of a slot stays with ema
+        /// decay of a slot, with policy ema
         decay: f64 = 0.99, share;
     }
 }

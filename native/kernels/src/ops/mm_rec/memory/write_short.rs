@@ -33,9 +33,9 @@ pub enum Mode {
 options! {
     /// The options.
     pub struct Options {
-        /// the slot of the first row
+        /// slot of the first row
         start: usize = 0;
-        /// what becomes of rows past the last slot
+        /// handling of rows past the last slot
         mode: Mode = Mode::Ring;
     }
 }

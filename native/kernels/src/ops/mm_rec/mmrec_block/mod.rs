@@ -34,21 +34,21 @@ use crate::tensor::{DType, Spec};
 options! {
     /// The options.
     pub struct Options {
-        /// how many heads attention has
+        /// number of attention heads
         heads: usize = 1;
         /// weight of the gated mean; 0.1 by default, 0 without wm and bm
         mix: Option<f64> = None;
         /// weight of v in the sum
         v_mix: f64 = 0.1;
-        /// what keeps the norms' divisors from 0
+        /// epsilon of the norms
         eps: f64 = 1e-6, positive;
-        /// where eps goes: into the root or outside of it
+        /// add eps inside or outside the square root
         norm: EpsMode = EpsMode::Outside;
         ..hds::levels;
-        /// the oldest slot of a memory that is a ring
+        /// oldest slot of the memory, if it is a ring
         cursor: usize = 0;
         ..block_recurrence::state_bounds;
-        /// whether the gradient computes again what it needs
+        /// recompute activations in the backward pass
         checkpoint: bool = true;
     }
 }

@@ -21,7 +21,7 @@ use crate::tensor::{DType, Spec};
 options! {
     /// The options.
     pub struct Options {
-        /// how many heads there are
+        /// number of heads
         heads: usize = 1;
     }
 }

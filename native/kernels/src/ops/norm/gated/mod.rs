@@ -32,11 +32,11 @@ use crate::tensor::DType;
 options! {
     /// The options.
     pub struct Options {
-        /// what keeps the divisor from 0
+        /// epsilon of the norm
         eps: f64 = 1e-5, positive;
-        /// how many equal parts of a row are normalised by themselves
+        /// number of equal groups of a row, each normalised separately
         groups: usize = 1, positive;
-        /// multiply by silu(z) after the norm, not before it
+        /// norm x before the gate: norm(x) silu(z) in place of norm(x silu(z))
         norm_before_gate: bool = false;
     }
 }

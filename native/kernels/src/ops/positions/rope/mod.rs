@@ -41,7 +41,7 @@ pub enum Pairing {
 
 shared_options! {
     pairing {
-        /// pairs that are rotated, x[i] and x[i+W/2] or neighbours
+        /// rotated pairs: x[i] and x[i+W/2], or adjacent elements
         pairing: crate::ops::positions::rope::Pairing = crate::ops::positions::rope::Pairing::Half;
     }
 }
@@ -50,19 +50,19 @@ options! {
     /// The options.
     pub struct Options {
         ..pairing;
-        /// the base of the angles
+        /// base of the angles
         theta: f64 = 10000.0, positive;
-        /// the position of the first row
+        /// position of the first row
         first_position: i64 = 0;
-        /// order of the axes, (B, H, L, W) or (B, L, H, W)
+        /// order of axes: (B, H, L, W) or (B, L, H, W)
         layout: Layout = Layout::HeadsFirst;
-        /// Llama 3's scaling of angles; none by default
+        /// scaling factor of Llama 3's frequency scaling; none by default
         scaling_factor: Option<f64> = None, positive;
-        /// of that scaling
+        /// low-frequency factor of that scaling
         low_freq_factor: f64 = 1.0, positive;
-        /// of that scaling
+        /// high-frequency factor of that scaling
         high_freq_factor: f64 = 4.0, positive;
-        /// of that scaling
+        /// context length before that scaling
         original_length: f64 = 8192.0, positive;
     }
 }

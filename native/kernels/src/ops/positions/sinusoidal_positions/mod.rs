@@ -24,9 +24,9 @@ use crate::tensor::Spec;
 options! {
     /// The options.
     pub struct Options {
-        /// the base of the angles
+        /// base of the angles
         theta: f64 = 10000.0, positive;
-        /// the position of the first row
+        /// position of the first row
         first_position: i64 = 0;
     }
 }

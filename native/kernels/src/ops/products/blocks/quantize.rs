@@ -14,7 +14,7 @@ options! {
     pub struct QuantizeOptions {
         /// format of the blocks
         format: Format = Format::Q8;
-        /// store infinite scales, as ggml does, in place of an error
+        /// store infinite scales, as ggml does, instead of failing
         unchecked: bool = false;
     }
 }

@@ -68,12 +68,12 @@ pub enum OnSentinel {
 
 shared_options! {
     cells {
-        /// cells of a row of planes or packed2; all there is room for by default
+        /// cells per row of planes or packed2; as many as fit by default
         n: Option<usize> = None;
     }
     sizes {
         ..crate::ops::products::ternary::grid::cells;
-        /// rows of offset_rows; all there is room for by default
+        /// rows of offset_rows; as many as fit by default
         rows: Option<usize> = None;
     }
 }
@@ -81,10 +81,10 @@ shared_options! {
 options! {
     /// Sizes that the shapes of a layout's tensors do not determine.
     pub struct Options {
-        /// layout of the results, planes by default
+        /// layout of the results; planes by default
         to: Option<Layout> = None;
         ..sizes;
-        /// for cells that are no value
+        /// handling of sentinel cells
         on_sentinel: OnSentinel = OnSentinel::Error;
     }
 }

@@ -14,7 +14,7 @@ options! {
     #[derive(Copy)]
     pub struct Options {
         ..super::problem::rule;
-        /// what x is in the product
+        /// representation of x in the product
         activations: Form = Form::I8;
         ..crate::ops::products::activation;
     }

@@ -77,13 +77,13 @@ options! {
     /// The options.
     #[derive(Copy)]
     pub struct Options {
-        /// multiply sums by w1_scale and w2_scale
+        /// multiply the integer sums by w1_scale and w2_scale
         scales: bool = false;
-        /// columns of x, to prove them
+        /// columns of x, to check
         inputs as "in": Option<usize> = None;
-        /// width of the hidden layer, to prove it
+        /// width of the hidden layer, to check
         hidden: Option<usize> = None;
-        /// number of logits, to prove it
+        /// number of logits, to check
         out: Option<usize> = None;
     }
 }

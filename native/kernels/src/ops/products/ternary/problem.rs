@@ -82,11 +82,11 @@ pub const TWN: f32 = 0.7;
 
 shared_options! {
     rule {
-        /// how the threshold is chosen
+        /// rule for the threshold
         rule: crate::ops::products::ternary::problem::Rule = Default::default();
-        /// the rule threshold's: of greater size is 1 or -1
+        /// with rule threshold: larger magnitudes become 1 or -1
         threshold: Option<f64> = None;
-        /// whether each row has its own mean; by default the tensor has one
+        /// compute a mean per row; one for the tensor by default
         per_row: bool = false;
     }
 }
@@ -152,7 +152,7 @@ options! {
     /// The options of activations of 8 bits.
     #[derive(Copy)]
     pub struct ActivationOptions {
-        /// what the largest size of a row counts as at least
+        /// lower limit of a row's largest magnitude
         amax_floor: f64 = 1e-5;
     }
 }
@@ -220,7 +220,7 @@ options! {
     #[derive(Copy)]
     pub struct Options {
         ..crate::ops::products::activation;
-        /// with activations as bytes, also give these and the sums of integers
+        /// also return the int8 activations and the integer sums
         return_sums: bool = false;
     }
 }

@@ -14,7 +14,7 @@ const LAST_STATE: Output = Output::new("last_state", STATE).wide().asked_by("ret
 options! {
     /// The options of [`CumprodScan`] and [`LogCumSumExp`].
     pub struct Options {
-        /// let time run from the end
+        /// scan from the last step to the first
         reverse: bool = false;
         /// write last_state (B, H, W)
         return_state: bool = false;
@@ -32,11 +32,11 @@ options! {
 options! {
     /// The options of [`ExpProductScan`].
     pub struct ExpProductOptions {
-        /// decays below count as this
+        /// lower limit of the decays
         eps: f64 = 1e-8, share;
-        /// logarithms below count as this
+        /// lower limit of the logarithms of decays
         log_min: f64 = -50.0, not_positive;
-        /// let time run from the end
+        /// scan from the last step to the first
         reverse: bool = false;
         /// write last_state (B, H, W)
         return_state: bool = false;

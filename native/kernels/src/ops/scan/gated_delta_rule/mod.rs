@@ -43,7 +43,7 @@ use crate::tensor::{DType, Spec};
 options! {
     /// The options of the recurrence.
     pub struct Options {
-        /// factor of q; 1 / sqrt(K) by default
+        /// scale of q; 1 / sqrt(K) by default
         scale: Option<f64> = None;
         /// divide q and k by their L2 norms
         qk_l2norm: bool = false;

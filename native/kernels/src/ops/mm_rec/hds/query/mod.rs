@@ -27,7 +27,7 @@ options! {
     /// The options.
     pub struct Options {
         ..super::levels;
-        /// how many candidates of a level go on
+        /// number of candidates selected per level
         top_k: usize = 4;
     }
 }
