@@ -330,8 +330,8 @@ defmodule Sidewinder.MixProject do
 
   defp package do
     sources =
-      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/files native/models native/nif native/xla native/fuzz priv/models
-         priv/samples)
+      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/files native/models native/nif native/xla native/fuzz
+         native/bench priv/models priv/samples)
 
     about = ~w(mix.exs .formatter.exs README.md guides CHANGELOG.md LICENSE)
     [licenses: ["Apache-2.0"], links: %{}, files: sources ++ about]

@@ -1,12 +1,9 @@
-//! Times the scan and its one-token form on the CPU: `cargo bench`, or with a filter such as
-//! `cargo bench -- reference/avx512`.
-
-#[path = "../tests/common/mod.rs"]
-mod common;
+//! Times the scan and its one-token form on the CPU: `cargo run --release -p sidewinder_bench -- --bench`, with a filter
+//! such as `reference/avx512` after it.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use sidewinder_kernels::cpu::{Exec, Level, pool};
-use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::op::{self, Call, Named, Op};
 use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
 use sidewinder_kernels::ops::scan::selective_state_update::SelectiveStateUpdate;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
@@ -48,7 +45,8 @@ fn step_inputs(batch: usize, channels: usize, state: usize) -> Named<Owned> {
 /// Times an op into outputs that are allocated once.
 fn time<O: Op>(bencher: &mut criterion::Bencher, inputs: &Named<Owned>, exec: Exec) {
     let options = O::Options::default();
-    let mut outputs = common::run::<O>(&options, inputs, &exec).unwrap();
+    let call = Call::new::<O>(op::specs(inputs), &options).unwrap();
+    let mut outputs = call.outputs().map(|spec| Owned::poisoned(*spec));
     let views = inputs.map(Owned::view);
     bencher.iter(|| {
         let to = outputs.iter_mut().map(|(name, tensor)| (name.clone(), tensor.view_mut())).collect();
