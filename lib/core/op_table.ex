@@ -18,7 +18,8 @@ defmodule Sidewinder.OpTable do
           %{name: "D", shape: "(D)", precision: "wide", optional: true},
           %{name: "z", shape: "(B, L, D)", precision: "storage", optional: true},
           %{name: "dt_bias", shape: "(D)", precision: "wide", optional: true},
-          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true}
+          %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
@@ -52,7 +53,8 @@ defmodule Sidewinder.OpTable do
           %{name: "initial_state", shape: "(B, D, N)", precision: "wide", optional: true},
           %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "dlast_state", shape: "(B, D, N)", precision: "wide", optional: true},
-          %{name: "dstates", shape: "(B, L, D, N)", precision: "wide", optional: true}
+          %{name: "dstates", shape: "(B, L, D, N)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [
@@ -106,7 +108,8 @@ defmodule Sidewinder.OpTable do
           %{name: "D", shape: "(H) | (H, P)", precision: "wide", optional: true},
           %{name: "z", shape: "(B, L, H, P)", precision: "storage", optional: true},
           %{name: "dt_bias", shape: "(H)", precision: "wide", optional: true},
-          %{name: "initial_state", shape: "(B, H, P, N)", precision: "wide", optional: true}
+          %{name: "initial_state", shape: "(B, H, P, N)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, H, P)", precision: "storage", when: :always},
@@ -137,7 +140,8 @@ defmodule Sidewinder.OpTable do
           %{name: "dt_bias", shape: "(H)", precision: "wide", optional: true},
           %{name: "initial_state", shape: "(B, H, P, N)", precision: "wide", optional: true},
           %{name: "dy", shape: "(B, L, H, P)", precision: "storage", optional: false},
-          %{name: "dlast_state", shape: "(B, H, P, N)", precision: "wide", optional: true}
+          %{name: "dlast_state", shape: "(B, H, P, N)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [
@@ -160,7 +164,8 @@ defmodule Sidewinder.OpTable do
           %{name: "v", shape: "(B, L, H, V)", precision: "storage", optional: false},
           %{name: "beta", shape: "(B, L, H)", precision: "storage", optional: false},
           %{name: "g", shape: "(B, L, H)", precision: "wide", optional: true},
-          %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true}
+          %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, H, V)", precision: "storage", when: :always},
@@ -187,7 +192,8 @@ defmodule Sidewinder.OpTable do
           %{name: "g", shape: "(B, L, H)", precision: "wide", optional: true},
           %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
           %{name: "dy", shape: "(B, L, H, V)", precision: "storage", optional: false},
-          %{name: "dlast_state", shape: "(B, H, K, V)", precision: "wide", optional: true}
+          %{name: "dlast_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [
@@ -206,7 +212,8 @@ defmodule Sidewinder.OpTable do
         inputs: [
           %{name: "a", shape: "(B, L, K)", precision: "storage", optional: false},
           %{name: "b", shape: "(B, L, K)", precision: "storage", optional: false},
-          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true}
+          %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [
           %{name: "h", shape: "(B, L, K)", precision: "storage", when: :always},
@@ -228,7 +235,8 @@ defmodule Sidewinder.OpTable do
           %{name: "h", shape: "(B, L, K)", precision: "storage", optional: false},
           %{name: "initial_state", shape: "(B, K)", precision: "wide", optional: true},
           %{name: "dh", shape: "(B, L, K)", precision: "storage", optional: false},
-          %{name: "dlast_state", shape: "(B, K)", precision: "wide", optional: true}
+          %{name: "dlast_state", shape: "(B, K)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [
@@ -445,7 +453,8 @@ defmodule Sidewinder.OpTable do
           %{name: "x", shape: "(B, L, D)", precision: "storage", optional: false},
           %{name: "w", shape: "(D, W)", precision: "wide", optional: false},
           %{name: "bias", shape: "(D)", precision: "wide", optional: true},
-          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true}
+          %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, D)", precision: "storage", when: :always},
@@ -469,7 +478,8 @@ defmodule Sidewinder.OpTable do
           %{name: "bias", shape: "(D)", precision: "wide", optional: true},
           %{name: "initial_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
           %{name: "dy", shape: "(B, L, D)", precision: "storage", optional: false},
-          %{name: "dlast_state", shape: "(B, W-1, D)", precision: "storage", optional: true}
+          %{name: "dlast_state", shape: "(B, W-1, D)", precision: "storage", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [

@@ -88,7 +88,7 @@ defmodule Sidewinder.RandomInputs do
     letters = letters!(op, options[:shape] || "")
     type = options[:type] || :f32
 
-    for slot <- slots do
+    for slot <- packed(slots) do
       sizes = Shapes.sizes!(slot.name, slot.shape, letters)
       shape = List.to_tuple(by_layout(sizes, slot, options[:options] || %{}))
       seed = {options[:seed] || 1, slot.name}
@@ -96,11 +96,28 @@ defmodule Sidewinder.RandomInputs do
       range = @own_ranges[op.name][slot.name] || range(slot, sizes)
 
       {slot.name,
-       if(format,
-         do: blocks(shape, format, seed),
-         else: tensor(shape, Ops.type(slot, type), range, seed)
-       )}
+       cond do
+         format -> blocks(shape, format, seed)
+         slot.name == "cu_seqlens" -> ends(letters)
+         true -> tensor(shape, Ops.type(slot, type), range, seed)
+       end}
     end
+  end
+
+  # Of packed sequences states have one for each of them in place of the batch.
+  defp packed(slots) do
+    if Enum.any?(slots, &(&1.name == "cu_seqlens")),
+      do:
+        for(
+          slot <- slots,
+          do: %{slot | shape: slot.shape |> String.replace(~r/^\(B, (?!L)/, "(S, ")}
+        ),
+      else: slots
+  end
+
+  # Sequences of about equal lengths.
+  defp ends(%{"L" => length, "S" => count}) do
+    Tensor.from_list(for(i <- 0..count, do: div(i * length, max(count, 1))), :i32, {count + 1})
   end
 
   # Blocks of 32 values have 34 or 18 bytes, which shapes tell as a share of the values. Of Q bytes an option tells.

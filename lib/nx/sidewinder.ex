@@ -30,6 +30,24 @@ defmodule Sidewinder do
   the vectorized axes of a weight, such as an ensemble of models, the kernel is called once for each
   entry.
 
+  ## Packed sequences
+
+  `selective_scan/6`, `ssd/6`, `gated_delta_rule/5`, `linear_scan/3` and `causal_conv1d/3` take sequences of different
+  lengths, one after the other in a batch of 1, with their ends as the option `:cu_seqlens`: integers `{S + 1}` from 0 to
+  the length L that do not decrease. No state and no window crosses an end, and `:initial_state` and the last state have
+  S in place of the batch. Results, and gradients, are those of one call for each sequence; gradients of weights are
+  summed over the sequences. An empty sequence passes its state on.
+
+      iex> x = Nx.tensor([[[1.0], [2.0], [3.0]]])
+      iex> a = Nx.broadcast(1.0, {1, 3, 1})
+      iex> {h, last_state} = Sidewinder.linear_scan(a, x, cu_seqlens: Nx.tensor([0, 2, 3]), return_state: true)
+      iex> {Nx.to_flat_list(h), Nx.to_flat_list(last_state)}
+      {[1.0, 3.0, 3.0], [3.0, 3.0]}
+
+  As `:cu_seqlens` is a tensor, a compiled program serves all lengths. Its values are checked when the program runs:
+  wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them, and queues the kernels of each
+  sequence in turn, so a few long sequences suit it better than many short ones. Vectorized tensors cannot be packed.
+
   ## Gradients
 
   `Nx.Defn.grad/2` and `Nx.Defn.value_and_grad/2` differentiate all functions, by every input and from
@@ -96,6 +114,7 @@ defmodule Sidewinder do
     * `:dt_clamp` - `{lo, hi}`, bounds of the step, both inside; none by default
     * `:clamp_grad` - the gradient of a step outside of these bounds: none with `:mask`, the default,
       and that of a step that is not clamped with `:straight_through`
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`
     * `:return_state` - returns `{y, last_state}`, the second `{B, D, N}`
     * `:return_states` - returns `%{y: y, last_state: last_state, states: states}`, the last
       `{B, L, D, N}`: the state after every step
@@ -153,6 +172,7 @@ defmodule Sidewinder do
 
     * `:d` - `{H}` or `{H, P}`, `:z` - `{B, L, H, P}`, `:dt_bias` - `{H}`, `:initial_state` - `{B, H, P, N}`
     * `:dt_softplus`, `:dt_clamp`, `:clamp_grad` - as in `selective_scan/6`
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, P, N}`
 
   Returns `y`, `{B, L, H, P}`, with the names of `x`'s axes. Raises `Sidewinder.Error` as `selective_scan/6` does.
@@ -205,6 +225,7 @@ defmodule Sidewinder do
     * `:scale` - `1 / sqrt(K)` by default
     * `:qk_l2norm` - whether `q` and `k` are divided by their L2 norms, `sqrt(sum(x * x) + 1.0e-6)`. Defaults to
       `false`.
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
 
   Returns `y`, `{B, L, H, V}`, with the names of `v`'s axes. One token of running sequences is a call with a length of 1,
@@ -385,6 +406,7 @@ defmodule Sidewinder do
   Options besides those of `Sidewinder`:
 
     * `:initial_state` - `{B, K}`, zeros by default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`
     * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
 
   Returns `h`, `{B, L, K}`. Raises `Sidewinder.Error` as `selective_scan/6` does.
@@ -543,6 +565,7 @@ defmodule Sidewinder do
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before `x`, oldest first; zeros by default
     * `:activation` - `:silu`, or nil, the default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`
     * `:return_state` - returns `{y, last_state}`, the second the last W - 1 rows of `xp`
 
   Returns `y`, `{B, L, D}`. Raises `Sidewinder.Error` as `selective_scan/6` does, and of kind `:shape` for

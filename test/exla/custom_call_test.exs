@@ -154,6 +154,38 @@ if Code.ensure_loaded?(Sidewinder.CustomCall) do
       assert same?(exla(scan, [x, dt, a, b, c]), scan.(x, dt, a, b, c))
     end
 
+    test "one program serves packed sequences of all lengths" do
+      [a, b] = for seed <- [1, 2], do: random(seed, {1, 9, 3}, -1.0, 1.0, :f32)
+      initial = random(3, {3, 3}, -1.0, 1.0, :f32)
+
+      scan = fn a, b, initial, ends ->
+        opts = [initial_state: initial, cu_seqlens: ends, return_state: true]
+        {h, last} = Sidewinder.linear_scan(a, b, opts)
+        Nx.add(Nx.sum(Nx.sin(h)), Nx.sum(Nx.cos(last)))
+      end
+
+      gradients = fn a, b, initial, ends ->
+        Nx.Defn.grad({a, b, initial}, fn {a, b, initial} -> scan.(a, b, initial, ends) end)
+      end
+
+      compiled = EXLA.jit(gradients)
+
+      for ends <- [[0, 2, 5, 9], [0, 0, 8, 9]], ends = Nx.tensor(ends, type: :s32) do
+        expected = gradients.(a, b, initial, ends)
+        all = Enum.zip(Tuple.to_list(compiled.(a, b, initial, ends)), Tuple.to_list(expected))
+        for {got, expected} <- all, do: close!(got, expected, "packed")
+
+        [h, direct] =
+          for run <- [&exla/2, &apply/2],
+              do: run.(&Sidewinder.linear_scan(&1, &2, cu_seqlens: &3), [a, b, ends])
+
+        assert same?(h, direct)
+      end
+
+      wrong = Nx.tensor([0, 2, 5, 8], type: :s32)
+      assert_raise RuntimeError, ~r/the length 9/, fn -> compiled.(a, b, initial, wrong) end
+    end
+
     test "programs run beside each other, with one thread and with all" do
       [x, a] =
         for {seed, shape} <- [{1, {4, 256, 64}}, {2, {64, 16}}],

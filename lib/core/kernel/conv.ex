@@ -29,6 +29,7 @@ defmodule Sidewinder.Kernel.Conv do
     * `:bias` - `{D}`
     * `:initial_state` - `{B, W - 1, D}`, the samples before the first; zeros by default
     * `:activation` - `:silu`; none by default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{y, last_state}`, the second `{B, W - 1, D}`: the last samples, the
       initial state of the next call
 

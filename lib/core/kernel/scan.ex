@@ -17,6 +17,21 @@ defmodule Sidewinder.Kernel.Scan do
   `z` and `y` have that type too; `a`, `d`, `dt_bias`, all states and the arithmetic are `:f32`
   (`:f64` for `:f64`), and results are rounded once.
 
+  ## Packed sequences
+
+  Functions of whole sequences, and their gradients, take sequences of different lengths one after the other in a batch of
+  1, with their ends as the option `:cu_seqlens`: `:i32` numbers `{S + 1}` from 0 to the length L that do not decrease. No
+  state crosses an end, and states have S in place of the batch. Results are those of one call for each sequence;
+  gradients of weights are summed over the sequences.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> a = from_list([1, 1, 1], :f32, {1, 3, 1})
+      iex> b = from_list([1, 2, 3], :f32, {1, 3, 1})
+      iex> Sidewinder.Kernel.Scan.linear_scan(a, b, cu_seqlens: from_list([0, 2, 3], :i32, {3}))
+      #Sidewinder.Tensor<f32 (1, 3, 1) [1.0, 3.0, 3.0]>
+
+  ## Options and errors
+
   All functions take the options of `Sidewinder.Kernel` and raise `Sidewinder.Error`: of kind
   `:shape`, `:dtype`, `:size` or `:argument` for tensors that do not fit each other, `:option` for
   options, `:unavailable` for a device or level that is not there.
@@ -36,6 +51,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:d` - `{D}`, `:z` - `{B, L, D}`, `:dt_bias` - `{D}`, `:initial_state` - `{B, D, N}`
     * `:dt_softplus` - whether to apply softplus to `dt + dt_bias`; `false` by default
     * `:dt_clamp` - `{lo, hi}`, bounds of the step, both inside; none by default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{y, last_state}`, the second `{B, D, N}`
     * `:return_states` - returns `%{y: y, last_state: last_state, states: states}`, the last
       `{B, L, D, N}`: the state after every step
@@ -89,6 +105,7 @@ defmodule Sidewinder.Kernel.Scan do
 
     * `:d` - `{H}` or `{H, P}`, `:z` - `{B, L, H, P}`, `:dt_bias` - `{H}`, `:initial_state` - `{B, H, P, N}`
     * `:dt_softplus` and `:dt_clamp`, as in `selective_scan/6`
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, P, N}`
 
   Returns `y`, `{B, L, H, P}`, unless it asks for more.
@@ -163,6 +180,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:initial_state` - `{B, H, K, V}`
     * `:scale` - `1 / sqrt(K)` by default
     * `:qk_l2norm` - whether `q` and `k` are divided by their L2 norms; `false` by default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
 
   Returns `y`, `{B, L, H, V}`, unless it asks for more.
@@ -302,6 +320,7 @@ defmodule Sidewinder.Kernel.Scan do
   Options besides those of `Sidewinder.Kernel`:
 
     * `:initial_state` - `{B, K}`, what `h` starts from; zeros by default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{h, last_state}`, the second `{B, K}`
 
   Returns `h`, `{B, L, K}`, unless an option returns more.

@@ -11,14 +11,15 @@ defmodule Sidewinder.Op do
 
   alias Nx.Defn.{Compiler, Evaluator, Expr}
   alias Sidewinder.{Device, Kernel, Native, Tensor}
-  alias Sidewinder.Op.{Check, Gradient, Vectorize, Warning}
+  alias Sidewinder.Op.{Check, Gradient, Packed, Vectorize, Warning}
 
   @typedoc """
   An op's inputs, options and outputs. Sizes are letters, or options of the kinds `:size` and
   `:count` by their names.
   `{:divides, size}` is any divisor of a size, `{:divides, size, letter}` binds it to a letter,
   `{:multiple, size, letter}` binds the letter to the quotient, `{:sum, letters, plus}` is a sum, and
-  `{:by, {module, function, more}}` the function's value for all sizes. The batch is
+  `{:by, {module, function, more}}` the function's value for all sizes, and `{:after, letter}` binds the letter to a number
+  that is less by 1. The batch is
   `:b`, and a leading `:...` any axes, which are flattened into the batch. Inputs whose shape starts with
   either are data, all others are weights. A `{:repeated, sizes}` is broadcast: each size may be 1, and
   leading axes may be missing. It is data if it has a batch.
@@ -55,9 +56,9 @@ defmodule Sidewinder.Op do
 
   @typedoc """
   `:storage` is the type of the first input, `:wide` that of the arithmetic, and a `:mask` has bytes,
-  where any number but 0 is true. A `:mask` and an output that is an `:index` have no gradient.
+  where any number but 0 is true. A `:mask`, integers of type `:i32` and an output that is an `:index` have no gradient.
   """
-  @type precision :: :storage | :wide | :mask | :index
+  @type precision :: :storage | :wide | :mask | :index | :i32
   @type sort ::
           :flag
           | :pair
@@ -210,7 +211,7 @@ defmodule Sidewinder.Op do
     {more, own, where} = Kernel.sort_options!(name, opts, optional, known)
     op = op |> struct!(Check.options!(table, own)) |> Map.update!(:target, &(&1 ++ where))
 
-    table = Check.choose(table, op)
+    table = table |> Check.choose(op) |> Packed.choose(inputs ++ more)
     {inputs, sizes} = Check.inputs!(table, op, inputs ++ more)
     {op, table, inputs, sizes}
   end
@@ -253,8 +254,8 @@ defmodule Sidewinder.Op do
     for output <- outputs, do: {elem(output, 0), template(output, inputs, sizes, copies)}
   end
 
-  defp template({_, precision, [_batch | dims], _}, _inputs, sizes, copies) do
-    shape = [copies * sizes.dims.b | Enum.map(dims, &Check.size!(&1, sizes.dims))]
+  defp template({_, precision, [first | dims], _}, _inputs, sizes, copies) do
+    shape = [first(first, sizes, copies) | Enum.map(dims, &Check.size!(&1, sizes.dims))]
     Check.template!(List.to_tuple(shape), Map.fetch!(sizes, precision))
   end
 
@@ -262,6 +263,10 @@ defmodule Sidewinder.Op do
     {_, t} = List.keyfind!(inputs, input, 0)
     Nx.template(t.shape, t.type)
   end
+
+  # Leading axes are flattened into the batch; packed calls have a batch of 1, and states of their own number.
+  defp first(first, sizes, copies) when first in [:b, :...], do: copies * sizes.dims.b
+  defp first(first, sizes, _copies), do: Check.size!(first, sizes.dims)
 
   # Tensors of the right types, without names and vectorized axes.
   defp once(op, inputs, templates) do
@@ -296,9 +301,9 @@ defmodule Sidewinder.Op do
     end
   end
 
-  defp runtime_call(op, tensors, templates) do
+  defp runtime_call(op, tensors, templates, callback \\ &__MODULE__.callback/2) do
     opts = [op: op, templates: templates]
-    Nx.runtime_call(outline(templates), List.to_tuple(tensors), opts, &__MODULE__.callback/2)
+    Nx.runtime_call(outline(templates), List.to_tuple(tensors), opts, callback)
   end
 
   @doc false
@@ -320,7 +325,25 @@ defmodule Sidewinder.Op do
       else: op |> eager(tensors, templates) |> pack()
   end
 
-  defp body(%module{} = op, tensors, templates) do
+  # The lengths of packed sequences are known when the program runs.
+  defp body(op, tensors, templates) do
+    cond do
+      not Packed.packed?(op.inputs) -> plain_body(op, tensors, templates)
+      Enum.any?(tensors, &expr?/1) -> runtime_call(op, tensors, templates, &__MODULE__.packed/2)
+      true -> op |> packed_body(tensors, templates) |> pack()
+    end
+  end
+
+  defp packed_body(op, tensors, templates) do
+    Packed.pure(op, Enum.zip(op.inputs, tensors), templates, &jitted/3)
+  end
+
+  @doc false
+  def packed(tensors, op: op, templates: templates) do
+    op |> packed_body(Tuple.to_list(tensors), templates) |> pack()
+  end
+
+  defp plain_body(%module{} = op, tensors, templates) do
     outputs = module.body(op, Map.new(Enum.zip(op.inputs, tensors)))
     templates |> Enum.map(fn {name, _} -> Keyword.fetch!(outputs, name) end) |> pack()
   end
@@ -341,6 +364,12 @@ defmodule Sidewinder.Op do
   end
 
   defp pure(op, tensors, templates) do
+    if Packed.packed?(op.inputs),
+      do: packed_body(op, tensors, templates),
+      else: jitted(op, tensors, templates)
+  end
+
+  defp jitted(op, tensors, templates) do
     fun = &body(op, Tuple.to_list(&1), templates)
     unpack(Nx.Defn.jit_apply(fun, [List.to_tuple(tensors)], on_conflict: :force))
   end

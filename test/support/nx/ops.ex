@@ -61,6 +61,7 @@ defmodule Sidewinder.NxTest.Ops do
   defp inputs(op, table) do
     for %{name: name} <- Ops.find!(Ops.all(), kernel(op)).inputs,
         is_map_key(table.inputs, name),
+        name != "cu_seqlens",
         do: name
   end
 
@@ -78,7 +79,7 @@ defmodule Sidewinder.NxTest.Ops do
   def optional(op) do
     table = table(op)
     options = for {_option, name} <- tensors(table), do: name
-    (params(table, [:optional]) ++ options) -- @together
+    ((params(table, [:optional]) ++ options) -- @together) -- ["cu_seqlens"]
   end
 
   @doc "Whether an op is a sequence of others where it is no kernel."

@@ -158,6 +158,7 @@ defmodule Sidewinder.Op.Check do
     do: if(rem(size, size!(dim, dims)) == 0, do: bind(letter, size, dims))
 
   defp bind({:sum, _, _} = sum, size, dims), do: if(size!(sum, dims) == size, do: dims)
+  defp bind({:after, letter}, size, dims), do: bind(letter, size - 1, dims)
   defp bind({:by, _} = by, size, dims), do: if(size!(by, dims) == size, do: dims)
   defp bind(number, size, dims) when is_integer(number), do: if(size == number, do: dims)
 
@@ -193,6 +194,7 @@ defmodule Sidewinder.Op.Check do
   @doc "The size of an axis, or the sizes of `:...`. All letters in it must be bound."
   @spec size!(Sidewinder.Op.size() | tuple, map) :: integer | [integer]
   def size!({:sum, letters, plus}, dims), do: Enum.sum(Enum.map(letters, &size!(&1, dims))) + plus
+  def size!({:after, letter}, dims), do: size!(letter, dims) + 1
   def size!({:by, {module, function, more}}, dims), do: apply(module, function, [dims | more])
   def size!({_, _, letter}, dims), do: size!(letter, dims)
   def size!(number, _dims) when is_integer(number), do: number
@@ -227,6 +229,8 @@ defmodule Sidewinder.Op.Check do
   defp show_dim({_, _, letter}, dims) when is_map_key(dims, letter), do: show_dim(letter, dims)
   defp show_dim({:divides, dim, _}, dims), do: "a divisor of #{show_dim(dim, dims)}"
   defp show_dim({:multiple, dim, _}, dims), do: "a multiple of #{show_dim(dim, dims)}"
+  defp show_dim({:after, letter}, dims) when is_map_key(dims, letter), do: "#{dims[letter] + 1}"
+  defp show_dim({:after, letter}, _dims), do: "#{letter} + 1"
   defp show_dim(:..., %{...: leading}), do: Enum.join(leading, ", ")
   defp show_dim({:sum, _, _} = sum, dims), do: to_string(size!(sum, dims))
   defp show_dim({:by, _} = by, dims), do: to_string(size!(by, dims))
@@ -247,9 +251,19 @@ defmodule Sidewinder.Op.Check do
   defp precision(table, name), do: table.inputs |> Map.fetch!(name) |> elem(0)
 
   defp cast!(t, table, name, sizes) do
-    if precision(table, name) == :mask,
-      do: mask!(t, table, name),
-      else: float!(t, table, name, sizes)
+    case precision(table, name) do
+      :mask -> mask!(t, table, name)
+      :i32 -> integer!(t, table, name)
+      _ -> float!(t, table, name, sizes)
+    end
+  end
+
+  defp integer!(%{type: {:s, 32}} = t, _table, _name), do: t
+
+  defp integer!(t, table, name) do
+    if Nx.Type.integer?(t.type),
+      do: Nx.as_type(t, {:s, 32}),
+      else: raise(wrong_type(table, name, t, "s32 or another type of integers"))
   end
 
   defp mask!(%{type: {:u, 8}} = t, _table, _name), do: t

@@ -142,6 +142,9 @@ defmodule Sidewinder.Op.Declared do
   defp default(%{takes: "text", default: text}) when is_binary(text), do: String.to_atom(text)
   defp default(%{default: default}), do: default
 
+  # Its size tells the number of packed sequences.
+  defp input(%{name: "cu_seqlens" = name}, _form), do: {name, {:i32, [[{:after, :s}]]}}
+
   defp input(%{name: name, precision: precision, shape: words}, form),
     do: {name, {String.to_atom(precision), form.(words)}}
 

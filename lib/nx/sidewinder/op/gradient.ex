@@ -133,7 +133,7 @@ defmodule Sidewinder.Op.Gradient do
         options: for({key, sort} <- table.options, key not in flags, do: {key, own(sort)}),
         outputs:
           for(
-            {x, {p, _}} when p != :mask <- table.inputs,
+            {x, {p, _}} when p in [:storage, :wide] <- table.inputs,
             do: {:"d#{x}", like(x, table.inputs, inputs)}
           )
     }

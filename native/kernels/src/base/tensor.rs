@@ -260,6 +260,12 @@ impl<'a> ViewMut<'a> {
         ViewMut::new(Spec::new(self.spec.dtype, dims)?, self.bytes)
     }
 
+    /// A part of the first axis, to write.
+    pub fn rows(self, range: Range<usize>) -> Result<ViewMut<'a>> {
+        let (spec, bytes) = self.spec.rows(range)?;
+        ViewMut::new(spec, &mut self.bytes[bytes])
+    }
+
     /// The first `at` of the first axis, and the others.
     pub fn split_rows(self, at: usize) -> Result<(ViewMut<'a>, ViewMut<'a>)> {
         let all = self.spec.shape.first().copied().unwrap_or(0);

@@ -19,7 +19,7 @@ pub struct Bound<'c, O: Op> {
 impl<'c, O: Op> Bound<'c, O> {
     /// Checks shapes and option values against the declaration of `O`.
     pub fn new(inputs: &'c Named<Spec>, options: &'c O::Options) -> Result<Self> {
-        let sizes = Sizes::bind(about::<O>(), inputs)?;
+        let sizes = O::sizes(inputs)?;
         options.check()?;
         Ok(Bound { inputs, options, sizes, storage: about::<O>().storage(inputs).1 })
     }

@@ -83,6 +83,7 @@ impl<O: Differentiable> Op for Backward<O> {
     const HINT: &'static str = O::HINT;
     const COTANGENTS: &'static [&'static str] = &[];
     const BACKWARD_OF: Option<&'static str> = Some(O::NAME);
+    const GRADIENTS_OF: &'static [Slot] = O::INPUTS;
 
     /// The op's own options; those that select outputs have no effect here.
     type Options = O::Options;

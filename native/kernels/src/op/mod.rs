@@ -12,6 +12,7 @@ mod host;
 mod kernels;
 mod named;
 mod options;
+mod packed;
 pub mod pattern;
 mod shape;
 
@@ -23,6 +24,7 @@ pub use gradient::{Backward, Differentiable, gradient_of, gradients};
 pub use host::run_host;
 pub use named::{Name, Named, named};
 pub use options::{NoOptions, OptionDoc, OptionInfo, Options, Range, Takes};
+pub use packed::{CU_SEQLENS, Packed};
 pub use pattern::Pattern;
 pub use shape::Sizes;
 
@@ -59,10 +61,18 @@ pub trait Op: Sized + 'static {
     /// alone.
     const IN_PLACE: &'static [&'static str] = &[];
 
+    /// Inputs of another op whose gradients are the outputs of this one.
+    const GRADIENTS_OF: &'static [Slot] = &[];
+
     /// The options, with their defaults; unknown keys are errors.
     type Options: Options;
     /// The checked call: sizes, forms and options, everything but the data.
     type Problem: Send + Sync;
+
+    /// The sizes of the letters in the declaration; fails if inputs disagree.
+    fn sizes(inputs: &Named<Spec>) -> Result<Sizes> {
+        Sizes::bind(about::<Self>(), inputs)
+    }
 
     /// Checks what the declaration does not say, and derives what kernels need.
     fn check(call: &Bound<Self>) -> Result<Self::Problem>;

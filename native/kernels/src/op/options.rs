@@ -8,7 +8,7 @@ use std::any::Any;
 use std::fmt;
 
 /// The options of an op, as [`options!`](crate::options) declares them.
-pub trait Options: DeserializeOwned + Serialize + Default + Clone + 'static {
+pub trait Options: DeserializeOwned + Serialize + Default + Clone + Send + Sync + 'static {
     /// The documentation of all options that callers can set.
     const DOCS: &'static [OptionDoc];
 

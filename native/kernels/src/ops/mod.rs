@@ -11,7 +11,7 @@ pub mod products;
 pub mod scan;
 
 use crate::error::{Error, Kind, Result};
-use crate::op::{Any, AnyOp};
+use crate::op::{Any, AnyOp, Packed};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -23,15 +23,15 @@ macro_rules! list {
 }
 
 list![
-    crate::ops::scan::selective_scan::SelectiveScan,
-    crate::ops::scan::selective_scan::backward::SelectiveScanBackward,
+    Packed<crate::ops::scan::selective_scan::SelectiveScan>,
+    Packed<crate::ops::scan::selective_scan::backward::SelectiveScanBackward>,
     crate::ops::scan::selective_state_update::SelectiveStateUpdate,
-    crate::ops::scan::ssd::Ssd,
-    crate::ops::scan::ssd::SsdBackward,
-    crate::ops::scan::gated_delta_rule::GatedDeltaRule,
-    crate::ops::scan::gated_delta_rule::GatedDeltaRuleBackward,
-    crate::ops::scan::linear_scan::LinearScan,
-    crate::ops::scan::linear_scan::LinearScanBackward,
+    Packed<crate::ops::scan::ssd::Ssd>,
+    Packed<crate::ops::scan::ssd::SsdBackward>,
+    Packed<crate::ops::scan::gated_delta_rule::GatedDeltaRule>,
+    Packed<crate::ops::scan::gated_delta_rule::GatedDeltaRuleBackward>,
+    Packed<crate::ops::scan::linear_scan::LinearScan>,
+    Packed<crate::ops::scan::linear_scan::LinearScanBackward>,
     crate::ops::scan::cumulative::ExpProductScan,
     crate::ops::scan::cumulative::ExpProductScanBackward,
     crate::ops::scan::cumulative::CumprodScan,
@@ -42,8 +42,8 @@ list![
     crate::ops::scan::cumulative::CumSumBackward,
     crate::ops::scan::cumulative::ReverseCumSum,
     crate::ops::scan::cumulative::ReverseCumSumBackward,
-    crate::ops::causal_conv1d::CausalConv1d,
-    crate::ops::causal_conv1d::CausalConv1dBackward,
+    Packed<crate::ops::causal_conv1d::CausalConv1d>,
+    Packed<crate::ops::causal_conv1d::CausalConv1dBackward>,
     crate::ops::causal_conv1d::update::CausalConv1dUpdate,
     crate::ops::products::linear::Linear,
     crate::ops::products::linear::LinearBackward,

@@ -8,6 +8,7 @@ pub mod composed;
 pub mod cumulative;
 pub mod gated_delta_rule;
 pub mod on_device;
+pub mod packed;
 pub mod quant;
 pub mod recurrences;
 pub mod scan_on_device;

@@ -28,6 +28,7 @@ mod multi_memory_attention;
 mod norm;
 mod op;
 mod op_table;
+mod packed;
 mod rope;
 mod selective_scan;
 mod selective_scan_backward;

@@ -9,6 +9,7 @@ mod gated_delta_rule;
 mod memory;
 mod mmrec_block;
 mod ops;
+mod packed;
 mod quant_blocks;
 mod recurrence;
 mod runtime;

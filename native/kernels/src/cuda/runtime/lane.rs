@@ -167,6 +167,14 @@ impl Lane {
         }
     }
 
+    /// Fails while a graph is recorded, for work that must be done before this returns.
+    fn not_recorded(&self, what: &str) -> Result<()> {
+        if self.captured.is_none() && !self.recording.get() {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Unavailable, graph::UNFIT).expected("work that the host need not wait for").got(what))
+    }
+
     /// Sets whether matrix products may round f32 factors to TF32, with 10 bits of mantissa.
     pub fn allow_tf32(mut self, allow: bool) -> Lane {
         self.tf32 = allow;

@@ -51,6 +51,7 @@ impl Lane {
 
     /// Copies several buffers at once, after waiting for all work queued on the lane.
     pub fn download_all(&self, copies: &mut [(&Buffer, &mut [u8])]) -> Result<()> {
+        self.not_recorded("copies to the host")?;
         copies.iter().try_for_each(|(from, to)| same_size(to.len(), from))?;
         self.device.bind()?;
         self.core(|core| core.staging.download(self, copies))?;

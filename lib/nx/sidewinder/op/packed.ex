@@ -1,0 +1,191 @@
+defmodule Sidewinder.Op.Packed do
+  @moduledoc false
+  # Packed calls: sequences of different lengths, one after the other in a batch of 1, with their ends as `cu_seqlens`.
+  # Tensors of sequences begin with batch and length, and states, one for each sequence, with the batch alone.
+
+  alias Sidewinder.Error
+
+  @ends "cu_seqlens"
+
+  @doc "The table for a call with these inputs: of packed sequences, or without `cu_seqlens`."
+  @spec choose(Sidewinder.Op.table(), [{String.t(), Nx.t()}]) :: Sidewinder.Op.table()
+  def choose(%{inputs: %{@ends => _}} = table, given) do
+    if List.keymember?(given, @ends, 0),
+      do: packed(table, given),
+      else: %{table | inputs: Map.delete(table.inputs, @ends)}
+  end
+
+  def choose(table, _given), do: table
+
+  defp packed(table, given) do
+    for {name, %{vectorized_axes: [_ | _]}} <- given, do: raise(vectorized(table, name))
+
+    inputs =
+      Map.new(table.inputs, fn {name, {p, forms}} -> {name, {p, Enum.map(forms, &form/1)}} end)
+
+    outputs =
+      Enum.map(table.outputs, fn
+        {name, precision, dims, asked} -> {name, precision, form(dims), asked}
+        gradient -> gradient
+      end)
+
+    hint = "Packed sequences lie one after the other in a batch of 1, and have a state each"
+    %{table | inputs: inputs, outputs: outputs, hint: hint}
+  end
+
+  defp form([:b, :l | rest]), do: [1, :l | rest]
+  defp form([:b | rest]), do: [:s | rest]
+  defp form(form), do: form
+
+  defp vectorized(table, name) do
+    Error.new(:shape, name,
+      op: Atom.to_string(table.name),
+      expected: "no vectorized axes beside cu_seqlens",
+      got: "some",
+      hint: "Call the op for each entry"
+    )
+  end
+
+  @doc "Whether an op with inputs of these names is called with packed sequences."
+  @spec packed?([String.t()]) :: boolean
+  def packed?(names), do: @ends in names
+
+  @doc """
+  The outputs of `templates` of a packed call in pure Nx, from the concrete tensors of `inputs`. `body` gives those of one
+  sequence, for its inputs and templates.
+  """
+  @spec pure(struct, [{String.t(), Nx.Tensor.t()}], keyword, function) :: [Nx.Tensor.t()]
+  def pure(%module{} = op, inputs, templates, body) do
+    table = module.table() |> choose(inputs)
+    {ends, inputs} = Map.pop!(Map.new(inputs), @ends)
+    roles = roles(table)
+    steps = steps!(table, Nx.to_flat_list(ends), inputs, roles)
+
+    parts =
+      for {{start, length}, at} <- Enum.with_index(steps), length > 0 do
+        own =
+          for name <- List.delete(op.inputs, @ends),
+              do: {name, part(inputs[name], roles[name], at, start, length)}
+
+        of_one = for {name, t} <- templates, do: {name, template(t, roles["#{name}"], length)}
+
+        outputs =
+          body.(%{op | inputs: Enum.map(own, &elem(&1, 0))}, Enum.map(own, &elem(&1, 1)), of_one)
+
+        {at, Map.new(Enum.zip(Keyword.keys(templates), outputs))}
+      end
+
+    for {name, template} <- templates,
+        do: join(name, template, roles["#{name}"], Map.new(parts), inputs)
+  end
+
+  # By the names of inputs and outputs; a gradient has that of its input.
+  defp roles(table) do
+    own =
+      Map.new(table.inputs, fn {name, {_, [form | _]}} -> {name, {role(form), length(form)}} end)
+
+    outputs =
+      for output <- table.outputs, into: %{} do
+        case output do
+          {name, _, dims, _} -> {"#{name}", {role(dims), length(dims)}}
+          {name, like} -> {"#{name}", own[like]}
+        end
+      end
+
+    Map.merge(own, outputs)
+  end
+
+  defp role([1, :l | _]), do: :steps
+  defp role([:s | _]), do: :state
+  defp role(_form), do: :shared
+
+  # An input of a lower rank than that of its steps is the same at every step.
+  defp role({:steps, rank}, t), do: if(Nx.rank(t) < rank, do: :shared, else: :steps)
+  defp role({role, _rank}, _t), do: role
+
+  defp part(t, role, at, start, length) do
+    case role(role, t) do
+      :steps -> Nx.slice_along_axis(t, start, length, axis: 1)
+      :state -> Nx.slice_along_axis(t, at, 1, axis: 0)
+      :shared -> t
+    end
+  end
+
+  defp template(t, role, length) do
+    shape =
+      case role(role, t) do
+        :steps -> put_elem(t.shape, 1, length)
+        :state -> put_elem(t.shape, 0, 1)
+        :shared -> t.shape
+      end
+
+    Nx.template(shape, t.type)
+  end
+
+  defp join(name, template, role, parts, inputs) do
+    case role(role, template) do
+      :steps -> parts |> in_order(name) |> Nx.concatenate(axis: 1)
+      :state -> states(name, template, parts, inputs)
+      :shared -> parts |> in_order(name) |> sum(template)
+    end
+  end
+
+  defp in_order(parts, name), do: for({_at, outputs} <- Enum.sort(parts), do: outputs[name])
+
+  defp sum(terms, template) do
+    wide = if template.type == {:f, 64}, do: :f64, else: :f32
+
+    terms
+    |> Enum.map(&Nx.as_type(&1, wide))
+    |> Enum.reduce(&Nx.add(&2, &1))
+    |> Nx.as_type(template.type)
+  end
+
+  # The state of an empty sequence passes through, and so does its cotangent.
+  defp states(name, template, parts, inputs) do
+    through = if name == :dinitial_state, do: inputs["dlast_state"], else: inputs["initial_state"]
+    none = Nx.broadcast(Nx.tensor(0, type: template.type), put_elem(template.shape, 0, 1))
+
+    for at <- 0..(elem(template.shape, 0) - 1) do
+      case parts do
+        %{^at => outputs} -> outputs[name]
+        _ -> if through, do: Nx.slice_along_axis(through, at, 1, axis: 0), else: none
+      end
+    end
+    |> Nx.concatenate(axis: 0)
+  end
+
+  # The start and the length of each sequence.
+  defp steps!(table, [first | _] = ends, inputs, roles) do
+    length =
+      Enum.find_value(inputs, fn {name, t} ->
+        role(roles[name], t) == :steps && elem(t.shape, 1)
+      end)
+
+    pairs = Enum.zip(ends, tl(ends))
+    fall = Enum.find(pairs, fn {from, to} -> to < from end)
+
+    cond do
+      first != 0 ->
+        raise wrong(table, "0 as its first element", first)
+
+      fall ->
+        raise wrong(table, "at least #{elem(fall, 0)} after #{elem(fall, 0)}", elem(fall, 1))
+
+      List.last(ends) != length ->
+        raise wrong(table, "the length #{length} as its last element", List.last(ends))
+
+      true ->
+        for {from, to} <- pairs, do: {from, to - from}
+    end
+  end
+
+  defp wrong(table, expected, got) do
+    Error.new(:argument, @ends,
+      op: Atom.to_string(table.name),
+      expected: expected,
+      got: Integer.to_string(got),
+      hint: "It has the ends of all sequences after a 0, as in [0, 5, 12] for lengths of 5 and 7"
+    )
+  end
+end

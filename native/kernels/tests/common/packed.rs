@@ -1,0 +1,145 @@
+//! Packed calls of the ops over sequences, and the calls of each sequence that they stand for.
+
+use super::check::{backward_inputs, inputs};
+use super::{part, with, without};
+use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
+use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
+use sidewinder_kernels::ops::scan::gated_delta_rule::GatedDeltaRule;
+use sidewinder_kernels::ops::scan::linear_scan::LinearScan;
+use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
+use sidewinder_kernels::ops::scan::ssd::Ssd;
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+
+/// Lengths of the packed sequences: empty ones, and those at the ends of blocks of kernels.
+pub const LENGTHS: [usize; 8] = [0, 3, 1, 63, 64, 0, 65, 0];
+
+/// The tensor `cu_seqlens` of these lengths.
+pub fn ends(lengths: &[usize]) -> Owned {
+    let ends: Vec<usize> = (0..=lengths.len()).map(|count| lengths[..count].iter().sum()).collect();
+    Owned::from_fn(Spec::new(DType::I32, &[ends.len()]).unwrap(), |i| ends[i] as f64)
+}
+
+/// What is done with each op.
+pub trait Visit {
+    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, shared: &[&str]);
+}
+
+/// Visits each op with packed inputs, and the names of those that all sequences share: with and without the optional
+/// ones.
+pub fn every_op(visit: &impl Visit) {
+    let (t, s) = (LENGTHS.iter().sum::<usize>(), LENGTHS.len());
+    both::<LinearScan>(visit, &[], &[("a", &[1, t, 5]), ("b", &[1, t, 5]), ("initial_state", &[s, 5])], &[]);
+    let conv: &[(_, &[usize])] = &[("x", &[1, t, 7]), ("w", &[7, 4]), ("bias", &[7]), ("initial_state", &[s, 3, 7])];
+    both::<CausalConv1d>(visit, &["w", "bias"], conv, &["bias"]);
+    let scan: &[(_, &[usize])] = &[
+        ("x", &[1, t, 6]),
+        ("dt", &[1, t, 6]),
+        ("A", &[6, 4]),
+        ("B", &[1, t, 2, 4]),
+        ("C", &[6, 4]),
+        ("D", &[6]),
+        ("z", &[1, t, 6]),
+        ("dt_bias", &[6]),
+        ("initial_state", &[s, 6, 4]),
+    ];
+    both::<SelectiveScan>(visit, &["A", "C", "D", "dt_bias"], scan, &["D", "z", "dt_bias"]);
+    let ssd: &[(_, &[usize])] = &[
+        ("x", &[1, t, 4, 8]),
+        ("dt", &[1, t, 4]),
+        ("A", &[4]),
+        ("B", &[1, t, 2, 5]),
+        ("C", &[1, t, 2, 5]),
+        ("D", &[4]),
+        ("z", &[1, t, 4, 8]),
+        ("dt_bias", &[4]),
+        ("initial_state", &[s, 4, 8, 5]),
+    ];
+    both::<Ssd>(visit, &["A", "D", "dt_bias"], ssd, &["D", "z", "dt_bias"]);
+    let delta: &[(_, &[usize])] = &[
+        ("q", &[1, t, 2, 8]),
+        ("k", &[1, t, 2, 8]),
+        ("v", &[1, t, 4, 6]),
+        ("beta", &[1, t, 4]),
+        ("g", &[1, t, 4]),
+        ("initial_state", &[s, 4, 8, 6]),
+    ];
+    both::<GatedDeltaRule>(visit, &[], delta, &["g"]);
+}
+
+fn both<O: Differentiable>(
+    visit: &impl Visit,
+    shared: &[&str],
+    shapes: &[(&'static str, &[usize])],
+    optional: &[&str],
+) {
+    let mut all = inputs(shapes);
+    // Steps are positive, and decays and products of keys below 1, so that states stay small.
+    for name in ["A", "g", "k", "beta", "dt", "dt_bias"] {
+        if let Some(tensor) = all.take(name) {
+            let (values, sign) = (tensor.view().to_f64(), if matches!(name, "A" | "g") { -1.0 } else { 1.0 });
+            let mut values = values.iter();
+            all.push(name, Owned::from_fn(tensor.spec(), |_| sign * 0.3 * values.next().unwrap().abs()));
+        }
+    }
+    all.push(CU_SEQLENS, ends(&LENGTHS));
+    let options = |json| serde_json::from_value::<O::Options>(json).unwrap();
+    let fewer = without(&without(&all, optional), &["initial_state"]);
+    visit.visit::<O>(&options(serde_json::json!({"return_state": true})), &all, shared);
+    visit.visit::<O>(&O::Options::default(), &fewer, shared);
+}
+
+/// The inputs of the packed gradient.
+pub fn of_gradient<O: Differentiable>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
+    backward_inputs::<Packed<O>, Packed<sidewinder_kernels::op::Backward<O>>>(options, inputs)
+}
+
+/// The results of one call for each sequence, put together: steps and states in order, and the sums of gradients of
+/// shared inputs.
+pub fn separately(
+    inputs: &Named<Owned>,
+    shared: &[&str],
+    run: impl Fn(&Named<Owned>) -> Named<Owned>,
+) -> Named<Vec<Owned>> {
+    let mut results: Named<Vec<Owned>> = Named::default();
+    let mut start = 0;
+    for (at, length) in LENGTHS.into_iter().enumerate() {
+        let of_one = without(inputs, &[CU_SEQLENS]);
+        let of_one = of_one.iter().map(|(name, tensor)| {
+            let own =
+                axis(name, shared).map(|axis| part(tensor, axis, [at..at + 1, start..start + length][axis].clone()));
+            (name.clone(), own.unwrap_or_else(|| tensor.clone()))
+        });
+        for (name, result) in run(&of_one.collect()) {
+            match results.find(&name) {
+                Some(_) => results.get_mut(&name).unwrap().push(result),
+                None => results.push(name, vec![result]),
+            }
+        }
+        start += length;
+    }
+    results
+}
+
+/// The axis of sequences of a tensor: 0 of states, 1 of steps, none of what sequences share.
+pub fn axis(name: &str, shared: &[&str]) -> Option<usize> {
+    match name {
+        _ if shared.iter().any(|one| name == *one || name.strip_prefix('d') == Some(one)) => None,
+        _ if name.ends_with("state") => Some(0),
+        _ => Some(1),
+    }
+}
+
+/// `cu_seqlens` that are refused for sequences of 5 steps in all, with a part of the error.
+pub const WRONG: [(&[f64], &str); 5] = [
+    (&[1.0, 5.0], "0 as its first element"),
+    (&[0.0, 4.0], "the length 5 as its last element"),
+    (&[0.0, 6.0], "the length 5 as its last element"),
+    (&[0.0, 3.0, 2.0, 5.0], "at least 3 after 3"),
+    (&[0.0, -1.0, 5.0], "at least 0 after 0"),
+];
+
+/// Inputs of a packed linear scan of 5 steps.
+pub fn five_steps(ends: &[f64]) -> Named<Owned> {
+    let ends = Owned::from_fn(Spec::new(DType::I32, &[ends.len()]).unwrap(), |i| ends[i]);
+    with(&inputs(&[("a", &[1, 5, 3]), ("b", &[1, 5, 3])]), CU_SEQLENS, ends)
+}

@@ -1,0 +1,116 @@
+//! Packed calls against calls of each sequence, and against the f64 references.
+
+use crate::common;
+use crate::common::check;
+use crate::common::packed::{self, Visit, WRONG, axis, five_steps};
+use ndarray::ArrayD;
+use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::error::{Error, Kind};
+use sidewinder_kernels::op::{Backward, CU_SEQLENS, Call, Differentiable, Named, Op, Packed, about, specs};
+use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+
+struct Separately;
+
+impl Separately {
+    fn compare<O: Op>(options: &O::Options, inputs: &Named<Owned>, shared: &[&str]) {
+        for (dtype, level) in
+            [DType::F32, DType::Bf16].into_iter().flat_map(|dtype| common::levels().map(move |l| (dtype, l)))
+        {
+            let inputs = common::cast(about::<Packed<O>>(), inputs, dtype);
+            let exec = Exec { level, threads: 2 };
+            let got = common::run::<Packed<O>>(options, &inputs, &exec).unwrap();
+            let expected = packed::separately(&inputs, shared, |one| common::run::<O>(options, one, &exec).unwrap());
+            for (name, parts) in expected.iter() {
+                let joint = joint(name, parts, got.get(name).unwrap().spec(), shared);
+                let bits = [got.get(name).unwrap(), &joint].map(|tensor| tensor.view().bytes().to_vec());
+                assert!(bits[0] == bits[1], "{name} of {} {dtype} {}", O::NAME, level.name());
+            }
+        }
+    }
+}
+
+fn joint(name: &str, parts: &[Owned], spec: Spec, shared: &[&str]) -> Owned {
+    let parts: Vec<ArrayD<f64>> = parts.iter().map(|part| part.view().to_f64()).collect();
+    let joint = match axis(name, shared) {
+        Some(axis) => {
+            let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+            ndarray::concatenate(ndarray::Axis(axis), &views).unwrap()
+        }
+        None => parts.into_iter().reduce(|sum, part| sum + part).unwrap(),
+    };
+    assert_eq!(joint.shape(), &spec.shape[..], "{name}");
+    let mut values = joint.iter();
+    Owned::from_fn(spec, |_| *values.next().unwrap())
+}
+
+impl Visit for Separately {
+    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, shared: &[&str]) {
+        Self::compare::<O>(options, inputs, shared);
+        Self::compare::<Backward<O>>(options, &packed::of_gradient::<O>(options, inputs), shared);
+    }
+}
+
+#[test]
+fn every_sequence_has_the_bits_of_a_call_of_its_own() {
+    packed::every_op(&Separately);
+}
+
+struct Reference;
+
+impl Visit for Reference {
+    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, _: &[&str]) {
+        check::agrees_everywhere::<Packed<O>>(options, inputs);
+        check::agrees_everywhere::<Packed<Backward<O>>>(options, &packed::of_gradient::<O>(options, inputs));
+    }
+}
+
+#[test]
+fn every_level_and_type_agrees_with_the_reference() {
+    packed::every_op(&Reference);
+}
+
+fn run(inputs: &Named<Owned>) -> Result<Named<Owned>, Error> {
+    let exec = Exec { level: Level::best(), threads: 1 };
+    common::run::<Packed<LinearScan>>(&Options { return_state: true }, inputs, &exec)
+}
+
+#[test]
+fn wrong_ends_are_refused() {
+    for (ends, expected) in WRONG {
+        let error = run(&five_steps(ends)).err().expect("an error");
+        assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Argument, CU_SEQLENS, "linear_scan"));
+        assert_eq!(&*error.expected, expected);
+        let inputs = five_steps(ends);
+        let call = Call::new::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
+        assert!(call.reference(&inputs.map(|tensor| tensor.view().to_f64())).is_err());
+    }
+    assert!(run(&five_steps(&[0.0, 2.0, 2.0, 5.0])).is_ok());
+}
+
+#[test]
+fn wrong_shapes_and_types_are_refused() {
+    let refused = |name: &'static str, tensor: Owned| {
+        let error = run(&common::with(&five_steps(&[0.0, 2.0, 5.0]), name, tensor)).err().expect("an error");
+        (error.kind, error.argument.to_string())
+    };
+    let shape = |name: &str| (Kind::Shape, name.to_string());
+    assert_eq!(refused("a", check::noise(1, &[2, 5, 3], 0.0, 1.0)), shape("a"));
+    assert_eq!(refused("b", check::noise(1, &[1, 4, 3], 0.0, 1.0)), shape("b"));
+    assert_eq!(refused("initial_state", check::noise(1, &[1, 3], 0.0, 1.0)), shape("initial_state"));
+    assert_eq!(refused(CU_SEQLENS, Owned::zeros(Spec::new(DType::I32, &[1, 3]).unwrap())), shape(CU_SEQLENS));
+    assert_eq!(refused(CU_SEQLENS, Owned::zeros(Spec::new(DType::I32, &[0]).unwrap())), shape(CU_SEQLENS));
+    let floats = check::noise(1, &[3], 0.0, 1.0);
+    assert_eq!(refused(CU_SEQLENS, floats), (Kind::DType, CU_SEQLENS.to_string()));
+}
+
+#[test]
+fn states_have_the_number_of_sequences() {
+    let inputs = common::with(&five_steps(&[0.0, 5.0, 5.0]), "initial_state", check::noise(1, &[2, 3], 0.0, 1.0));
+    let call = Call::new::<Packed<LinearScan>>(specs(&inputs), &Options { return_state: true }).unwrap();
+    assert_eq!(call.outputs().get("last_state").unwrap().shape[..], [2, 3]);
+    let results = run(&inputs).unwrap();
+    let last = common::part(results.get("last_state").unwrap(), 0, 1..2);
+    let initial = common::part(inputs.get("initial_state").unwrap(), 0, 1..2);
+    assert_eq!(last.view().bytes(), initial.view().bytes(), "an empty sequence keeps its state");
+}

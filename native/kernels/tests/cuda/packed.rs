@@ -1,0 +1,88 @@
+//! Packed calls on CUDA: against calls of each sequence, and against the f64 references.
+
+use crate::common;
+use crate::common::check::noise;
+use crate::common::gpu;
+use crate::common::on_device::agrees;
+use crate::common::packed::{self, Visit, WRONG, axis, five_steps};
+use sidewinder_kernels::cuda::{Buffer, Device, Lane};
+use sidewinder_kernels::error::Kind;
+use sidewinder_kernels::op::{Backward, CU_SEQLENS, Call, Differentiable, Named, Op, Packed, specs};
+use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
+use sidewinder_kernels::tensor::{Described, Owned};
+
+/// Roundings of 16-bit results: kernels of long sequences round between their chunks.
+const ROUNDINGS: f64 = 4.0;
+
+struct OnDevice(Device);
+
+impl OnDevice {
+    fn compare<O: Op>(&self, options: &O::Options, inputs: &Named<Owned>, shared: &[&str]) {
+        let got = common::run_cuda::<Packed<O>>(options, inputs, &self.0).unwrap();
+        let run = |one: &Named<Owned>| common::run_cuda::<O>(options, one, &self.0).unwrap();
+        for (name, parts) in packed::separately(inputs, shared, run).iter() {
+            let Some(axis) = axis(name, shared) else { continue };
+            let mut start = 0;
+            for part in parts {
+                let end = start + part.spec().shape[axis];
+                let own = common::part(got.get(name).unwrap(), axis, start..end);
+                assert!(own.view().bytes() == part.view().bytes(), "{name} of {}, from {start}", O::NAME);
+                start = end;
+            }
+        }
+    }
+}
+
+impl Visit for OnDevice {
+    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, shared: &[&str]) {
+        let backward = packed::of_gradient::<O>(options, inputs);
+        agrees::<Packed<O>>(&self.0, options, inputs, ROUNDINGS);
+        agrees::<Packed<Backward<O>>>(&self.0, options, &backward, ROUNDINGS);
+        self.compare::<O>(options, inputs, shared);
+        self.compare::<Backward<O>>(options, &backward, shared);
+    }
+}
+
+#[test]
+fn packed_calls_agree_with_the_reference_and_with_separate_calls() {
+    let Some(device) = gpu() else { return };
+    packed::every_op(&OnDevice(device));
+}
+
+#[test]
+fn wrong_ends_are_refused_on_the_device() {
+    let Some(device) = gpu() else { return };
+    for (ends, expected) in WRONG {
+        let run = common::run_cuda::<Packed<LinearScan>>(&Options::default(), &five_steps(ends), &device);
+        let error = run.err().expect("an error");
+        assert_eq!((error.kind, &*error.argument, &*error.expected), (Kind::Argument, CU_SEQLENS, expected));
+    }
+}
+
+fn on_device(lane: &Lane, tensors: &Named<Owned>) -> Named<Buffer> {
+    let upload = |tensor: &Owned| {
+        let buffer = Buffer::new(lane.device(), tensor.spec())?;
+        lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
+    };
+    tensors.try_map(upload).unwrap()
+}
+
+#[test]
+fn packed_calls_are_refused_while_a_graph_is_recorded() {
+    let Some(device) = gpu() else { return };
+    let lane = device.lane().unwrap();
+    let inputs = common::with(&five_steps(&[0.0, 2.0, 5.0]), "initial_state", noise(1, &[2, 3], -1.0, 1.0));
+    let call = Call::new::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
+    let given = on_device(&lane, &inputs);
+    let outputs = call.outputs().try_map(|spec| Buffer::new(&device, *spec)).unwrap();
+    let queue = || call.cuda(&given.map(|b| b), &outputs.map(|b| b), &lane);
+    queue().unwrap();
+    let error = lane.record(queue).err().expect("an error");
+    assert_eq!(error.kind, Kind::Unavailable);
+    queue().unwrap();
+    let h = lane.downloaded(outputs.get("h").unwrap()).unwrap();
+    let expected = common::reference::<Packed<LinearScan>>(&Options::default(), &inputs);
+    common::assert_close(&[("h", h)].into_iter().collect(), &expected, "after a refused recording");
+    let fits = device.fits_graph(|lane| call.cuda(&given.map(|b| b), &outputs.map(|b| b), &lane));
+    assert!(!fits.unwrap());
+}
