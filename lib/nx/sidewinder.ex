@@ -36,7 +36,7 @@ defmodule Sidewinder do
   lengths, one after the other in a batch of 1, with their ends as the option `:cu_seqlens`: integers `{S + 1}` from 0 to
   the length L that do not decrease. No state and no window crosses an end, and `:initial_state` and the last state have
   S in place of the batch. Results, and gradients, are those of one call for each sequence; gradients of weights are
-  summed over the sequences. An empty sequence passes its state on.
+  summed over the sequences, each in the type of the weight. An empty sequence passes its state on.
 
       iex> x = Nx.tensor([[[1.0], [2.0], [3.0]]])
       iex> a = Nx.broadcast(1.0, {1, 3, 1})

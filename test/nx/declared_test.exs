@@ -17,6 +17,7 @@ defmodule Sidewinder.Op.DeclaredTest do
     assert inputs["mask"] == {:mask, [{:repeated, [:b, :h, :l, :m]}]}
     %{inputs: inputs} = Declared.table(:selective_scan)
     assert inputs["B"] == {:storage, [[:b, :l, :n], [:b, :l, :g, :n], [:d, :n]]}
+    assert inputs["cu_seqlens"] == {:i32, [[{:after, :s}]]}
   end
 
   test "what comes in a map is no option, and one capital letter is a small one" do
@@ -27,7 +28,7 @@ defmodule Sidewinder.Op.DeclaredTest do
     assert List.last(params.required) == "x_proj"
 
     assert Declared.table(:selective_scan).optional ==
-             [{:d, "D"}, :z, :dt_bias, :initial_state]
+             [{:d, "D"}, :z, :dt_bias, :initial_state, :cu_seqlens]
 
     assert Declared.table(:linear).optional == [bias: "b"]
   end

@@ -1,6 +1,6 @@
 //! Packed calls of the ops over sequences, and the calls of each sequence that they stand for.
 
-use super::check::{backward_inputs, inputs};
+use super::check::{backward_inputs, inputs, noise};
 use super::{part, with, without};
 use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
 use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
@@ -86,6 +86,12 @@ fn both<O: Differentiable>(
     let fewer = without(&without(&all, optional), &["initial_state"]);
     visit.visit::<O>(&options(serde_json::json!({"return_state": true})), &all, shared);
     visit.visit::<O>(&O::Options::default(), &fewer, shared);
+}
+
+/// The inputs of a selective scan with a new C at every step.
+pub fn with_c_per_step(inputs: &Named<Owned>) -> Named<Owned> {
+    let [batch, length, _] = inputs.get("x").unwrap().spec().shape[..] else { panic!("an x of three axes") };
+    with(inputs, "C", noise(7, &[batch, length, 4], -1.0, 1.0))
 }
 
 /// The inputs of the packed gradient.

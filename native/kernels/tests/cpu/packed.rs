@@ -59,9 +59,12 @@ fn every_sequence_has_the_bits_of_a_call_of_its_own() {
 struct Reference;
 
 impl Visit for Reference {
-    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, _: &[&str]) {
+    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, shared: &[&str]) {
         check::agrees_everywhere::<Packed<O>>(options, inputs);
-        check::agrees_everywhere::<Packed<Backward<O>>>(options, &packed::of_gradient::<O>(options, inputs));
+        // The gradient of a constant C in 16 bits is rounded for each sequence, so it is only near in wider types.
+        let per_step = shared.contains(&"C").then(|| packed::with_c_per_step(inputs));
+        let backward = packed::of_gradient::<O>(options, per_step.as_ref().unwrap_or(inputs));
+        check::agrees_everywhere::<Packed<Backward<O>>>(options, &backward);
     }
 }
 
