@@ -206,6 +206,59 @@ defmodule Sidewinder.OpTable do
         backward_of: "gated_delta_rule"
       },
       %{
+        name: "linear_attention",
+        about: "Linear attention with decays (retention, GLA) over whole sequences",
+        hint: "Layout is (batch, length, groups, keys) and (batch, length, heads, values)",
+        inputs: [
+          %{name: "q", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, L, H, V)", precision: "storage", optional: false},
+          %{name: "g", shape: "(B, L, H) | (B, L, H, K)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
+          %{name: "initial_z", shape: "(B, H, K)", precision: "wide", optional: true}
+        ],
+        outputs: [
+          %{name: "y", shape: "(B, L, H, V)", precision: "storage", when: :always},
+          %{name: "last_state", shape: "(B, H, K, V)", precision: "wide", when: {:asked, :return_state}},
+          %{name: "last_z", shape: "(B, H, K)", precision: "wide", when: {:asked, :return_z}}
+        ],
+        options: [
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
+          %{name: "normalize", takes: "flag", choices: [], range: :any, default: false, help: "divide y by the product of q and the sum of keys, z"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"},
+          %{name: "return_z", takes: "flag", choices: [], range: :any, default: false, help: "write last_z (B, H, K)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: ["dy", "dlast_state", "dlast_z"],
+        backward_of: nil
+      },
+      %{
+        name: "linear_attention_backward",
+        about: "The gradient of an op",
+        hint: "Layout is (batch, length, groups, keys) and (batch, length, heads, values)",
+        inputs: [
+          %{name: "q", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "k", shape: "(B, L, G, K)", precision: "storage", optional: false},
+          %{name: "v", shape: "(B, L, H, V)", precision: "storage", optional: false},
+          %{name: "g", shape: "(B, L, H) | (B, L, H, K)", precision: "wide", optional: true},
+          %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
+          %{name: "initial_z", shape: "(B, H, K)", precision: "wide", optional: true},
+          %{name: "dy", shape: "(B, L, H, V)", precision: "storage", optional: false},
+          %{name: "dlast_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
+          %{name: "dlast_z", shape: "(B, H, K)", precision: "wide", optional: true}
+        ],
+        outputs: [],
+        options: [
+          %{name: "scale", takes: "float", choices: [], range: :any, default: nil, help: "factor of q; 1 / sqrt(K) by default"},
+          %{name: "normalize", takes: "flag", choices: [], range: :any, default: false, help: "divide y by the product of q and the sum of keys, z"},
+          %{name: "return_state", takes: "flag", choices: [], range: :any, default: false, help: "write last_state (B, H, K, V)"},
+          %{name: "return_z", takes: "flag", choices: [], range: :any, default: false, help: "write last_z (B, H, K)"}
+        ],
+        storage: ["f64", "f32", "bf16", "f16"],
+        cotangents: [],
+        backward_of: "linear_attention"
+      },
+      %{
         name: "linear_scan",
         about: "Linear recurrence h = a h + b over whole sequences",
         hint: "Layout is channel-last: batch, length, channels",

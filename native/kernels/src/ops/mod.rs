@@ -30,6 +30,8 @@ list![
     Packed<crate::ops::scan::ssd::SsdBackward>,
     Packed<crate::ops::scan::gated_delta_rule::GatedDeltaRule>,
     Packed<crate::ops::scan::gated_delta_rule::GatedDeltaRuleBackward>,
+    Packed<crate::ops::scan::linear_attention::LinearAttention>,
+    Packed<crate::ops::scan::linear_attention::LinearAttentionBackward>,
     Packed<crate::ops::scan::linear_scan::LinearScan>,
     Packed<crate::ops::scan::linear_scan::LinearScanBackward>,
     crate::ops::scan::cumulative::ExpProductScan,

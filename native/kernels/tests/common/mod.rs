@@ -7,6 +7,7 @@ pub mod check;
 pub mod composed;
 pub mod cumulative;
 pub mod gated_delta_rule;
+pub mod linear_attention;
 pub mod on_device;
 pub mod packed;
 pub mod quant;

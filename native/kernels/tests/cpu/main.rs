@@ -18,6 +18,7 @@ mod gated_rms_norm;
 mod hds;
 mod hds_query;
 mod linear;
+mod linear_attention;
 mod linear_scan;
 mod mamba_block;
 mod matmul;

@@ -6,6 +6,7 @@ mod common;
 mod attention;
 mod cumulative;
 mod gated_delta_rule;
+mod linear_attention;
 mod memory;
 mod mmrec_block;
 mod ops;

@@ -2,7 +2,9 @@
 
 pub mod cumulative;
 pub mod gated_delta_rule;
+pub mod linear_attention;
 pub mod linear_scan;
+pub mod matrix_state;
 pub mod selective_scan;
 pub mod selective_state_update;
 pub mod ssd;

@@ -30,15 +30,17 @@
 //! To decode one token of running sequences, call it with a length of 1 and with the `last_state` of the call before as
 //! `initial_state`.
 
-mod cpu;
 mod cuda;
 mod reference;
 
-use crate::error::{Error, Kind, Result};
+use super::matrix_state::{self, EPS, Form, cpu};
+use crate::error::Result;
 use crate::op::{self, Backward, Bound, Differentiable, Named, Op, Output, Slot};
 use crate::ops::attention;
 use crate::options;
-use crate::tensor::{DType, Spec};
+use crate::tensor::Spec;
+
+pub use super::matrix_state::Problem;
 
 options! {
     /// The options of the recurrence.
@@ -49,44 +51,6 @@ options! {
         qk_l2norm: bool = false;
         /// write last_state (B, H, K, V)
         return_state: bool = false;
-    }
-}
-
-/// Added to the squared L2 norms of `q` and `k`, so that no divisor is 0.
-const EPS: f64 = 1e-6;
-
-/// A checked call.
-#[derive(Clone, Copy, Debug)]
-pub struct Problem {
-    /// Batch size, `B` in the shapes.
-    pub batch: usize,
-    /// Sequence length, `L`.
-    pub length: usize,
-    /// Heads, `H`.
-    pub heads: usize,
-    /// Groups of heads with the same `q` and `k`, `G`.
-    pub groups: usize,
-    /// Width of keys, `K`.
-    pub keys: usize,
-    /// Width of values, `V`.
-    pub values: usize,
-    /// The storage type.
-    pub dtype: DType,
-    /// The factor of `q`.
-    pub scale: f64,
-    /// Whether `q` and `k` are divided by their L2 norms.
-    pub qk_l2norm: bool,
-}
-
-impl Problem {
-    /// Heads of a group.
-    pub fn heads_per_group(&self) -> usize {
-        self.heads / self.groups.max(1)
-    }
-
-    /// Elements of a head's state.
-    pub fn state(&self) -> usize {
-        self.keys * self.values
     }
 }
 
@@ -115,13 +79,10 @@ impl Op for GatedDeltaRule {
     fn check(call: &Bound<Self>) -> Result<Problem> {
         let [batch, length, heads, groups, keys, values] = call.sizes.all("BLHGKV");
         let Options { scale, qk_l2norm, .. } = *call.options;
-        if groups == 0 || !heads.is_multiple_of(groups) {
-            return Err(Error::new(Kind::Shape, "q")
-                .expected(format_args!("a number of groups that divides {heads} heads"))
-                .got(format_args!("{groups} groups")));
-        }
+        matrix_state::divides(groups, heads)?;
         let scale = attention::scale(scale, keys)?;
-        Ok(Problem { batch, length, heads, groups, keys, values, dtype: call.storage, scale, qk_l2norm })
+        let (dtype, form) = (call.storage, Form::Delta);
+        Ok(Problem { batch, length, heads, groups, keys, values, dtype, form, scale, qk_l2norm })
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {

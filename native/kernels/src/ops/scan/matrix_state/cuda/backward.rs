@@ -17,18 +17,26 @@
 //!
 //! since the two sides of a step give `sum G'[t] (a S[t-1]) = sum G[t] S[t] - dv . v`. So the error of `dg` is relative
 //! to the largest terms of its chunk, also where decays leave little of `dg` itself.
+//!
+//! Without the delta rule the inputs of states and cotangents are `v` and `dy`: three passes do, without the first one, and
+//! the second gives `dv` itself. As `sum G S` over values is known for each key there, so is `dg`:
+//!
+//! ```text
+//! dg[t] = dg[t+1] + q[t] * dq[t] - k[t] * dk[t]            dg[L+1] = sum dlast_state * S[L]
+//! ```
 
 use super::{Call, Chunked, Params, Wanted};
 use crate::cuda::{Buffer, Lane, Source, launch_each};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::scan::gated_delta_rule::Problem;
+use crate::ops::scan::matrix_state::{Form, Problem};
 use crate::tensor::{DType, Spec};
 
 const ROWS: Source<Params> =
-    Source::new("gated_delta_rows", concat!(include_str!("../staged.cu"), include_str!("../rows.cu")));
-const FINISH: Source<Params> = Source::new("gated_delta_finish", include_str!("../finish.cu"));
-const GATES: Source<Params> = Source::new("gated_delta_gates", include_str!("../gates.cu"));
+    Source::new("matrix_state_rows", concat!(include_str!("../staged.cu"), include_str!("../rows.cu")));
+const FINISH: Source<Params> = Source::new("matrix_state_finish", include_str!("../finish.cu"));
+const GATES: Source<Params> = Source::new("matrix_state_gates", include_str!("../gates.cu"));
+const KEY_GATES: Source<Params> = Source::new("matrix_state_key_gates", include_str!("../key_gates.cu"));
 
 /// The most lanes that share a row.
 const MOST_PARTS: usize = 4;
@@ -42,7 +50,9 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     let rows = Rows::new(problem);
     let temporary = Temporary::new(&call, &rows)?;
     temporary.show(&mut call, &rows)?;
-    call.columns(Wanted::Errors)?;
+    if problem.form == Form::Delta {
+        call.columns(Wanted::Errors)?;
+    }
     call.columns(Wanted::Cotangents)?;
     call.rows(&rows, 0)?;
     call.rows(&rows, 1)?;
@@ -54,10 +64,12 @@ impl Call<'_> {
     /// Queues `rows.cu`.
     fn rows(&self, rows: &Rows, backward: u32) -> Result<()> {
         let Rows { rows, columns, parts, slices } = *rows;
-        let Problem { batch, heads, keys, dtype, .. } = *self.problem;
+        let Problem { batch, heads, keys, dtype, form, .. } = *self.problem;
         let options = format!("-DROWS={rows} -DCOLUMNS={columns} -DPARTS={parts} -DBACKWARD={backward}");
         let apart = columns + 16 / dtype.wide().size();
-        let of_step = 3 * parts * apart + 2 * rows + 1;
+        let sequences = if form == Form::Delta { 3 } else { 2 };
+        let decays = if form == Form::ByKey { rows } else { 1 };
+        let of_step = sequences * parts * apart + 2 * rows + decays;
         self.staged(&ROWS, &options, batch * heads * slices * keys.div_ceil(rows), [rows * parts / 32, of_step])
     }
 
@@ -77,10 +89,12 @@ impl Call<'_> {
         if self.params.g == 0 {
             return Ok(());
         }
-        let kernel = self.lane.device().kernel(&GATES, &self.options())?;
+        let by_key = self.problem.form == Form::ByKey;
+        let (source, each) = if by_key { (&KEY_GATES, self.problem.keys) } else { (&GATES, 32) };
+        let kernel = self.lane.device().kernel(source, &self.options())?;
         let chunks = self.problem.batch * self.problem.heads * self.params.chunks as usize;
         // SAFETY: as above.
-        unsafe { launch_each(self.lane, &kernel, 32 * chunks, &self.params) }
+        unsafe { launch_each(self.lane, &kernel, each * chunks, &self.params) }
     }
 }
 
@@ -116,22 +130,24 @@ struct Temporary {
 
 impl Temporary {
     fn new(call: &Call, rows: &Rows) -> Result<Temporary> {
-        let Problem { batch, length, heads, groups, keys, values, .. } = *call.problem;
+        let Problem { batch, length, heads, groups, keys, values, form, .. } = *call.problem;
         let Params { g, chunks, products_each, .. } = call.params;
+        let delta = form == Form::Delta;
         let numbers = |dims: &[usize]| call.lane.temporary(Spec::new(call.problem.dtype.wide(), dims)?);
-        let errors = || numbers(&[batch, length, heads, values]);
+        let errors = || numbers(&[batch, length, if delta { heads } else { 0 }, values]);
         let of_groups = if call.problem.qk_l2norm { groups } else { 0 };
         let factors = || numbers(&[batch, length, of_groups]);
-        let sums = || numbers(&[rows.slices, batch, length, heads, keys]);
+        let sums = |there: bool| numbers(&[rows.slices, batch, length, if there { heads } else { 0 }, keys]);
         // Without `g` there is no `dg`, and the buffers for it are empty.
         let (gated, chunks) = (if g != 0 { heads } else { 0 }, chunks as usize);
+        let products = if delta { products_each as usize } else { rows.slices * keys };
         Ok(Temporary {
             errors: [errors()?, errors()?],
             factors: [factors()?, factors()?],
-            sums: [sums()?, sums()?, sums()?],
+            sums: [sums(true)?, sums(delta)?, sums(true)?],
             ends: numbers(&[batch, gated, chunks, keys, values])?,
-            products: numbers(&[batch, gated, chunks, products_each as usize])?,
-            changes: numbers(&[batch, length, gated])?,
+            products: numbers(&[batch, gated, chunks, products])?,
+            changes: numbers(&[batch, length, gated, call.problem.decays()])?,
         })
     }
 

@@ -1,9 +1,9 @@
-//! A tile of time: `q` and `k` of the formula (normalized with `qk_l2norm`), `q` times the scale, and each step's
-//! scalars.
+//! A tile of time: `q` and `k` of the formula (normalized with `qk_l2norm`), `q` times the scale, and the decays and
+//! scalars of each step.
 
 use super::{Given, Head};
 use crate::cpu::{Real, Storage, Vector, each_vector};
-use crate::ops::scan::gated_delta_rule::{EPS, Problem};
+use crate::ops::scan::matrix_state::{EPS, Problem};
 use crate::tensor::Element;
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ pub struct Tile<W> {
     keys: usize,
     q: Vec<W>,
     k: Vec<W>,
-    /// `a` of each step.
-    pub decay: Vec<W>,
+    /// `a` of each step: a number, or one for each key.
+    decay: Vec<W>,
     pub beta: Vec<W>,
     /// `q . k`.
     pub qk: Vec<W>,
@@ -31,7 +31,7 @@ impl<W: Real> Tile<W> {
             keys,
             q: zeros(steps * keys),
             k: zeros(steps * keys),
-            decay: zeros(steps),
+            decay: zeros(steps * problem.decays()),
             beta: zeros(steps),
             qk: zeros(steps),
         }
@@ -49,6 +49,12 @@ impl<W: Real> Tile<W> {
         &self.k[step * self.keys..][..self.keys]
     }
 
+    /// `a` of a step.
+    #[inline(always)]
+    pub fn decay(&self, problem: &Problem, step: usize) -> &[W] {
+        &self.decay[step * problem.decays()..][..problem.decays()]
+    }
+
     /// Reads the range `time` of a head.
     #[inline(always)]
     pub fn read<S: Storage<Wide = W>, V: Vector<Element = W>>(
@@ -60,8 +66,12 @@ impl<W: Real> Tile<W> {
         self.steps = time.len();
         for (step, t) in time.enumerate() {
             let (at, from) = (given.step_offset(head, t), given.key_offset(head, t));
-            self.beta[step] = given.beta[at].widen();
-            self.decay[step] = given.g.map_or(W::from_f64(1.0), |g| g[at]);
+            self.beta[step] = given.beta.map_or(W::from_f64(1.0), |beta| beta[at].widen());
+            let decays = &mut self.decay[step * given.problem.decays()..][..given.problem.decays()];
+            match given.g {
+                Some(g) => decays.copy_from_slice(&g[at * decays.len()..][..decays.len()]),
+                None => decays.fill(W::from_f64(1.0)),
+            }
             let rows = step * self.keys..(step + 1) * self.keys;
             let scale = given.problem.scale;
             read_key::<S, V>(given.problem, &given.q[from..][..self.keys], scale, &mut self.q[rows.clone()]);
@@ -69,8 +79,8 @@ impl<W: Real> Tile<W> {
             self.qk[step] = dot::<V>(self.q(step), self.k(step));
         }
         if given.g.is_some() {
-            let steps = self.steps;
-            each_vector!(steps, |at, end| {
+            let decays = self.steps * given.problem.decays();
+            each_vector!(decays, |at, end| {
                 V::load_partial(&self.decay[at..end]).exp().store_partial(&mut self.decay[at..end]);
             });
         }

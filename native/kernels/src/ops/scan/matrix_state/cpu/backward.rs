@@ -3,18 +3,20 @@
 //! backwards with its cotangents. `dq` and `dk` are summed over columns lane by lane, and over lanes once all pieces of
 //! a tile are done.
 //!
-//! A vector of the state takes fourteen instructions a step, three and a half times as many as the recurrence. Tiles
+//! By the delta rule a vector of the state takes fourteen instructions a step, three and a half times as many as the
+//! recurrence; without it, ten. Tiles
 //! have about as many steps as there are tiles, so memory grows with the square root of the length.
 
+use super::piece::Decay;
 use super::tile::{self, Tile};
-use super::{FEW_COLUMNS, Given, Head, WORTH_SHARING, piece, write_state};
+use super::{FEW_COLUMNS, Given, Head, WORTH_SHARING, piece, with_form, write_state};
 use crate::cpu::convert::rounded;
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::sum::write_sums;
 use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, rows, sum, unrolled};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::scan::gated_delta_rule::Problem;
+use crate::ops::scan::matrix_state::{Form, Problem};
 use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
@@ -30,10 +32,10 @@ const MOST_SUMS: usize = 1 << 26;
 
 /// Computes the gradient on the CPU.
 pub fn backward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-    with_type!(problem.dtype, S => backward_as::<S>(problem, inputs, outputs, exec))
+    with_type!(problem.dtype, S => with_form!(problem.form, D, K => backward_as::<S, D, K>(problem, inputs, outputs, exec)))
 }
 
-fn backward_as<S: Storage>(
+fn backward_as<S: Storage, const DELTA: bool, const BY_KEY: bool>(
     problem: &Problem,
     inputs: &Named<View>,
     mut outputs: Named<ViewMut>,
@@ -41,14 +43,16 @@ fn backward_as<S: Storage>(
 ) -> Result<()> {
     let given = Given::<S>::new(problem, inputs)?;
     let mut sums = Sums::<S::Wide>::new(problem);
-    through_heads(&given, inputs, &mut outputs, &mut sums, exec)?;
+    through_heads::<S, DELTA, BY_KEY>(&given, inputs, &mut outputs, &mut sums, exec)?;
     for (name, x, parts) in [("dq", given.q, &sums.dq), ("dk", given.k, &sums.dk)] {
         rounded::<S>(outputs.expect(name)?.slice()?, exec, |to| {
             sum::columns::<S::Wide>(parts, to, exec)?;
             through_norms(problem, x, to, exec)
         })?;
     }
-    rounded::<S>(outputs.expect("dbeta")?.slice()?, exec, |to| sum::columns::<S::Wide>(&sums.dbeta, to, exec))?;
+    if let Some(to) = outputs.take("dbeta") {
+        rounded::<S>(to.slice()?, exec, |to| sum::columns::<S::Wide>(&sums.dbeta, to, exec))?;
+    }
     match outputs.take("dg") {
         Some(to) => sum::columns::<S::Wide>(&sums.dg, to.slice()?, exec),
         None => Ok(()),
@@ -66,7 +70,9 @@ struct Parts {
 impl Parts {
     fn new(problem: &Problem) -> Parts {
         let Problem { batch, length, heads, groups, keys, values, .. } = *problem;
-        let most = MOST_SUMS / (batch * length * groups * keys).max(1);
+        // With a decay for each key `dg` has partial sums like those of `dq`, for each head.
+        let rows = if problem.form == Form::ByKey { heads } else { groups };
+        let most = MOST_SUMS / (batch * length * rows * keys).max(1);
         let few = batch * heads < MANY_HEADS;
         let blocks = if few { values.div_ceil(FEW_COLUMNS).clamp(1, most.max(1)) } else { 1 };
         Parts { heads: (most / blocks).clamp(1, MOST_PARTS).min(problem.heads_per_group()), blocks }
@@ -82,7 +88,7 @@ struct Sums<W> {
     /// With respect to `q` and `k` of the formula, before the norm's gradient: (parts, B, L, G, K)
     dq: Vec<W>,
     dk: Vec<W>,
-    /// (blocks, B, L, H)
+    /// (blocks, B, L, H), and `dg` with a decay for each key (blocks, B, L, H, K)
     dbeta: Vec<W>,
     dg: Vec<W>,
 }
@@ -94,12 +100,13 @@ impl<W: Real> Sums<W> {
         let zeros = |sizes: &[usize]| vec![W::from_f64(0.0); sizes.iter().product()];
         let of_group = [parts.count(), batch, length, groups, keys];
         let of_steps = [parts.blocks, batch, length, heads];
-        Sums { dq: zeros(&of_group), dk: zeros(&of_group), dbeta: zeros(&of_steps), dg: zeros(&of_steps) }
+        let of_decays = [parts.blocks, batch, length, heads, problem.decays()];
+        Sums { dq: zeros(&of_group), dk: zeros(&of_group), dbeta: zeros(&of_steps), dg: zeros(&of_decays) }
     }
 }
 
 /// Writes `dv` and `dinitial_state`, and the partial sums.
-fn through_heads<S: Storage>(
+fn through_heads<S: Storage, const DELTA: bool, const BY_KEY: bool>(
     given: &Given<S>,
     inputs: &Named<View>,
     outputs: &mut Named<ViewMut>,
@@ -121,7 +128,7 @@ fn through_heads<S: Storage>(
     let threads = pool::worth(exec.threads, given.v.len() * problem.keys, WORTH_SHARING);
     pool::for_each(threads, problem.batch * problem.groups * parts.count(), |i| {
         let piece = Piece::new(problem, i / parts.count(), i % parts.count());
-        S::Wide::dispatch(exec.level, Reverse { given, dy, dlast_state, piece, to: &to });
+        S::Wide::dispatch(exec.level, Reverse::<S, DELTA, BY_KEY> { given, dy, dlast_state, piece, to: &to });
     })
 }
 
@@ -166,7 +173,7 @@ struct Gradients<'a, S: Storage> {
     dg: Shared<'a, S::Wide>,
 }
 
-struct Reverse<'a, S: Storage> {
+struct Reverse<'a, S: Storage, const DELTA: bool, const BY_KEY: bool> {
     given: &'a Given<'a, S>,
     dy: &'a [S],
     dlast_state: Option<&'a [S::Wide]>,
@@ -174,7 +181,7 @@ struct Reverse<'a, S: Storage> {
     to: &'a Gradients<'a, S>,
 }
 
-impl<S: Storage> Work<S::Wide> for Reverse<'_, S> {
+impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Work<S::Wide> for Reverse<'_, S, DELTA, BY_KEY> {
     type Output = ();
 
     #[inline(always)]
@@ -186,7 +193,7 @@ impl<S: Storage> Work<S::Wide> for Reverse<'_, S> {
     }
 }
 
-impl<S: Storage> Reverse<'_, S> {
+impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Reverse<'_, S, DELTA, BY_KEY> {
     /// Computes the gradients of a head.
     #[inline(always)]
     fn through<V: Vector<Element = S::Wide>>(&self, head: &Head) {
@@ -194,7 +201,7 @@ impl<S: Storage> Reverse<'_, S> {
         let steps = LEAST_STEPS.max(given.problem.length.isqrt());
         let mut tile = Tile::<S::Wide>::new(given.problem, steps);
         let mut carry = given.pieces::<V>(head, self.dlast_state);
-        let mut back = Back::<V>::new(tile.steps, keys);
+        let mut back = Back::<V>::new(tile.steps, given.problem);
         let starts = self.starts(head, &mut tile, &mut back, steps);
         for (i, time) in given.tiles(steps).enumerate().rev() {
             tile.read::<S, V>(given, head, time.clone());
@@ -254,18 +261,22 @@ impl<S: Storage> Reverse<'_, S> {
     #[inline(always)]
     fn forwards<V: Vector<Element = S::Wide>, const N: usize>(&self, at: &At<S::Wide>, back: &mut Back<V>) {
         let (tile, size) = (at.tile, N * self.given.problem.keys);
-        let mut by_k = piece::read_out::<V, N>(&back.states[..size], tile.k(0), tile.k(0))[0];
+        let mut by_k = [V::zero(); N];
+        if DELTA {
+            by_k = piece::read_out::<V, N>(&back.states[..size], tile.k(0), tile.k(0))[0];
+        }
         for step in 0..tile.steps {
-            let (decay, beta) = (V::splat(tile.decay[step]), V::splat(tile.beta[step]));
+            let (decay, beta) =
+                (Decay::<V, BY_KEY>::new(tile.decay(self.given.problem, step)), V::splat(tile.beta[step]));
             let v = self.row::<V, N>(self.given.v, at, step);
             let mut input = [V::zero(); N];
             for n in 0..N {
-                back.errors[step * N + n] = v[n].sub(decay.mul(by_k[n]));
+                back.errors[step * N + n] = if DELTA { v[n].sub(decay.of(0).mul(by_k[n])) } else { v[n] };
                 input[n] = beta.mul(back.errors[step * N + n]);
             }
             let next = tile.k(tile.steps.min(step + 2) - 1);
             let (before, after) = back.states[step * size..(step + 2) * size].split_at_mut(size);
-            by_k = step_forwards(before, after, decay, tile.k(step), &input, next);
+            by_k = step_forwards::<V, N, DELTA, BY_KEY>(before, after, &decay, tile.k(step), &input, next);
         }
     }
 
@@ -279,7 +290,7 @@ impl<S: Storage> Reverse<'_, S> {
     ) {
         let (tile, last) = (at.tile, at.tile.steps - 1);
         let mut dy = self.row::<V, N>(self.dy, at, last);
-        piece::add(carry, V::constant(1.0), tile.q(last), &dy);
+        piece::add(carry, &Decay::none(), tile.q(last), &dy);
         let mut derrors = piece::read_out::<V, N>(carry, tile.k(last), tile.k(last))[0];
         for step in (0..tile.steps).rev() {
             let (beta, errors) = (V::splat(tile.beta[step]), *piece::row::<V, N>(&back.errors, step));
@@ -296,8 +307,10 @@ impl<S: Storage> Reverse<'_, S> {
             // The first step has none before it; what `step_backwards` returns for it is not used.
             let before = step.saturating_sub(1);
             let dy_before = if step > 0 { self.row::<V, N>(self.dy, at, before) } else { [V::zero(); N] };
-            let go = Step { decay: V::splat(tile.decay[step]), dv, input, dy, dy_before };
-            derrors = back.step_backwards(carry, step, &go, [tile.k(step), tile.k(before), tile.q(before)]);
+            let decay = Decay::new(tile.decay(self.given.problem, step));
+            let go = Step::<V, N, BY_KEY> { decay, dv, input, dy, dy_before };
+            let rows = [tile.k(step), tile.k(before), tile.q(before)];
+            derrors = back.step_backwards::<N, DELTA, BY_KEY>(carry, step, &go, rows);
             dy = dy_before;
         }
     }
@@ -311,7 +324,9 @@ impl<S: Storage> Reverse<'_, S> {
         tile: &Tile<S::Wide>,
         back: &mut Back<V>,
     ) {
-        let (given, keys, blocks) = (self.given, self.given.problem.keys, self.piece.block * self.given.beta.len());
+        let (given, keys, decays) = (self.given, self.given.problem.keys, self.given.problem.decays());
+        let Problem { batch, length, heads, .. } = *given.problem;
+        let blocks = self.piece.block * batch * length * heads;
         let mut sums = vec![V::Element::from_f64(0.0); keys];
         for (step, t) in time.enumerate() {
             let of_part = self.piece.part * given.q.len() + given.key_offset(head, t);
@@ -326,10 +341,15 @@ impl<S: Storage> Reverse<'_, S> {
             }
             let at = blocks + given.step_offset(head, t);
             // SAFETY: pieces share no block of a head.
-            let (dbeta, dg) = unsafe { (self.to.dbeta.part(at, 1), self.to.dg.part(at, 1)) };
+            let (dbeta, dg) = unsafe { (self.to.dbeta.part(at, 1), self.to.dg.part(at * decays, decays)) };
             dbeta[0] = back.dbeta[step].sum();
-            dg[0] = back.dg[step].mul(V::splat(tile.decay[step])).sum();
-            (back.dbeta[step], back.dg[step]) = (V::zero(), V::zero());
+            back.dbeta[step] = V::zero();
+            let of_step = &mut back.dg[step * decays..][..decays];
+            for (sum, &decay) in of_step.iter_mut().zip(tile.decay(given.problem, step)) {
+                *sum = sum.mul(V::splat(decay));
+            }
+            write_sums(of_step, dg, 1);
+            of_step.fill(V::zero());
         }
     }
 }
@@ -343,8 +363,8 @@ struct At<'a, W> {
 }
 
 /// The operands of a step backwards over a piece.
-struct Step<V, const N: usize> {
-    decay: V,
+struct Step<'a, V: Vector, const N: usize, const BY_KEY: bool> {
+    decay: Decay<'a, V, BY_KEY>,
     /// `beta de` and `beta e`.
     dv: [V; N],
     input: [V; N],
@@ -359,8 +379,8 @@ struct Back<V> {
     states: Vec<V>,
     /// `e` of a piece.
     errors: Vec<V>,
-    /// Sums over the columns of all pieces, lane by lane: `S dy` and `dk` of each step and row, `de . e` and `dg / a`
-    /// of each step.
+    /// Sums over the columns of all pieces, lane by lane: `S dy` and `dk` of each step and row, `de . e` of each step,
+    /// and `dg / a` of each decay.
     dq: Vec<V>,
     dk: Vec<V>,
     dbeta: Vec<V>,
@@ -368,7 +388,8 @@ struct Back<V> {
 }
 
 impl<V: Vector> Back<V> {
-    fn new(steps: usize, keys: usize) -> Back<V> {
+    fn new(steps: usize, problem: &Problem) -> Back<V> {
+        let keys = problem.keys;
         let zeros = |count| vec![V::zero(); count];
         Back {
             states: zeros((steps + 1) * 2 * keys),
@@ -376,7 +397,7 @@ impl<V: Vector> Back<V> {
             dq: zeros(steps * keys),
             dk: zeros(steps * keys),
             dbeta: zeros(steps),
-            dg: zeros(steps),
+            dg: zeros(steps * problem.decays()),
         }
     }
 
@@ -384,55 +405,74 @@ impl<V: Vector> Back<V> {
     /// `dy` of the step before, and returns `de` of the step before. The rows are `k` of the step, and `k` and `q` of
     /// the step before.
     #[inline(always)]
-    fn step_backwards<const N: usize>(
+    fn step_backwards<const N: usize, const DELTA: bool, const BY_KEY: bool>(
         &mut self,
         carry: &mut [V],
         step: usize,
-        go: &Step<V, N>,
+        go: &Step<V, N, BY_KEY>,
         [k, k_before, q_before]: [&[V::Element]; 3],
     ) -> [V; N] {
-        let (keys, mut dg, mut derrors) = (k.len(), self.dg[step], [V::zero(); N]);
+        let (keys, mut derrors) = (k.len(), [V::zero(); N]);
+        let dgs = if BY_KEY { &mut self.dg[step * keys..][..keys] } else { &mut self.dg[step..][..1] };
+        let mut dg = if BY_KEY { V::zero() } else { dgs[0] };
         let (before, after) = self.states[step * N * keys..(step + 2) * N * keys].split_at(N * keys);
         let (dq, dk) = (&mut self.dq[step * keys..][..keys], &mut self.dk[step * keys..][..keys]);
         let mut of_before = [V::zero(); N];
-        unrolled!(n < N, {
-            of_before[n] = go.decay.mul(go.dv[n]);
-        });
+        if DELTA {
+            unrolled!(n < N, {
+                of_before[n] = go.decay.of(0).mul(go.dv[n]);
+            });
+        }
         for i in 0..keys {
             let (k, k_before, q_before) = (V::splat(k[i]), V::splat(k_before[i]), V::splat(q_before[i]));
             let (before, after) = (piece::row::<V, N>(before, i), piece::row::<V, N>(after, i));
+            let decay = go.decay.of(i);
+            if BY_KEY {
+                dg = dgs[i];
+            }
             let carry = &mut carry[i * N..][..N];
             unrolled!(n < N, {
-                let g_before = carry[n].sub(k.mul(go.dv[n]));
-                dk[i] = carry[n].mul_add(go.input[n], dk[i]).sub(before[n].mul(of_before[n]));
+                let (mut g_before, mut dk_of) = (carry[n], carry[n].mul_add(go.input[n], dk[i]));
+                if DELTA {
+                    g_before = g_before.sub(k.mul(go.dv[n]));
+                    dk_of = dk_of.sub(before[n].mul(of_before[n]));
+                }
+                dk[i] = dk_of;
                 dq[i] = after[n].mul_add(go.dy[n], dq[i]);
                 dg = g_before.mul_add(before[n], dg);
-                carry[n] = q_before.mul_add(go.dy_before[n], go.decay.mul(g_before));
+                carry[n] = q_before.mul_add(go.dy_before[n], decay.mul(g_before));
                 derrors[n] = carry[n].mul_add(k_before, derrors[n]);
             });
+            if BY_KEY {
+                dgs[i] = dg;
+            }
         }
-        self.dg[step] = dg;
+        if !BY_KEY {
+            dgs[0] = dg;
+        }
         derrors
     }
 }
 
-/// Computes the state after a step from the state before it; returns its product with the `next` key.
+/// Computes the state after a step from the state before it; returns for the delta rule its product with the `next` key.
 #[inline(always)]
-fn step_forwards<V: Vector, const N: usize>(
+fn step_forwards<V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool>(
     before: &[V],
     after: &mut [V],
-    decay: V,
+    decay: &Decay<V, BY_KEY>,
     k: &[V::Element],
     input: &[V; N],
     next: &[V::Element],
 ) -> [V; N] {
     let mut by_k = [V::zero(); N];
     let rows = before.chunks_exact(N).zip(after.chunks_exact_mut(N));
-    for (((before, after), &k), &next) in rows.zip(k).zip(next) {
-        let (k, next) = (V::splat(k), V::splat(next));
+    for (i, (((before, after), &k), &next)) in rows.zip(k).zip(next).enumerate() {
+        let (k, next, decay) = (V::splat(k), V::splat(next), decay.of(i));
         unrolled!(n < N, {
             after[n] = k.mul_add(input[n], decay.mul(before[n]));
-            by_k[n] = after[n].mul_add(next, by_k[n]);
+            if DELTA {
+                by_k[n] = after[n].mul_add(next, by_k[n]);
+            }
         });
     }
     by_k

@@ -1,8 +1,9 @@
-// The recurrence and that of its cotangents: the passes that sum over keys. A warp holds some columns of a head's state
+// A recurrence and that of its cotangents: the passes that sum over keys. A warp holds some columns of a head's state
 // in registers: LANES lanes share a column, ROWS rows each, and each lane has EACH columns.
-//   WANTED           0: y and last_state; 1: e, and states after chunks; 2: de, and sum G S at the ends of chunks
+//   WANTED           0: y and last_state; 1: e, and states after chunks; 2: de, and sum G S at the ends of chunks; dv
+//                    without DELTA, which needs no 1
 //   VECTOR           whether a lane's columns of a state are loaded and stored as one vector
-// Limits: a step takes 4 ROWS EACH multiply-adds of a warp, and waits for a sum over LANES lanes. With 8 warps on a
+// Limits: a step takes 4 ROWS EACH multiply-adds of a warp, or 3 without DELTA, and waits for a sum over LANES lanes. With 8 warps on a
 // multiprocessor the multiply-adds are the limit; with fewer heads it is the latency of one step after the other.
 
 constexpr int PADDED = LANES * ROWS;
@@ -10,8 +11,14 @@ constexpr int OF_WARP = 32 / LANES * EACH, COLUMNS = WORKERS * OF_WARP;
 
 struct alignas(16) Stage {
     REAL q[STEPS][PADDED], k[STEPS][PADDED];
+#if BY_KEY
+    REAL decays[STEPS][PADDED];
+#endif
     REAL v[STEPS][COLUMNS]; // or dy
-    REAL decay[STEPS], beta[STEPS];
+#if !BY_KEY
+    REAL decay[STEPS];
+#endif
+    REAL beta[STEPS];
 };
 
 // The head of a block, and its block of columns.
@@ -56,9 +63,15 @@ __device__ __forceinline__ void fetch_step(Stage& stage, const Params& p, const 
     }
     write_key(stage.q[step], q, (REAL)p.scale * q_factor);
     write_key(stage.k[step], k, k_factor);
+#if BY_KEY
+#pragma unroll
+    for (int i = lane; i < PADDED; i += 32) stage.decays[step][i] = i < p.keys ? decay(p.g[head * p.keys + i]) : (REAL)0;
+#endif
     if (lane != 0) return;
+#if !BY_KEY
     stage.decay[step] = decay(p, head);
-    stage.beta[step] = widen(p.beta[head]);
+#endif
+    if (DELTA) stage.beta[step] = widen(p.beta[head]);
     if (WANTED == 1 && NORM && at.block == 0 && at.head.index % (p.heads / p.groups) == 0) {
         p.q_factors[group] = q_factor;
         p.k_factors[group] = k_factor;
@@ -159,12 +172,18 @@ __device__ __forceinline__ void read_out(REAL (&sums)[EACH], const State& state,
         for (int c = 0; c < EACH; c++) sums[c] += __shfl_xor_sync(~0u, sums[c], distance);
 }
 
+// The decays of a step: of all rows, or of each of the lane's rows.
+__device__ __forceinline__ REAL of_row(REAL decay, int) { return decay; }
+__device__ __forceinline__ REAL of_row(const REAL (&decays)[ROWS], int row) { return decays[row]; }
+
 // S = decay S + key input^T.
-__device__ __forceinline__ void add(State& state, REAL decay, const REAL (&key)[ROWS], const REAL (&input)[EACH]) {
+template <class Decay>
+__device__ __forceinline__ void add(State& state, const Decay& decay, const REAL (&key)[ROWS],
+                                    const REAL (&input)[EACH]) {
 #pragma unroll
     for (int row = 0; row < ROWS; row++)
 #pragma unroll
-        for (int c = 0; c < EACH; c++) state.s[row][c] = fma(key[row], input[c], decay * state.s[row][c]);
+        for (int c = 0; c < EACH; c++) state.s[row][c] = fma(key[row], input[c], of_row(decay, row) * state.s[row][c]);
 }
 
 // Writes a step's values of a lane's columns. All lanes of a column hold them, and the first one writes.
@@ -177,6 +196,7 @@ __device__ __forceinline__ void write(T* to, const REAL (&values)[EACH], const P
         if (first_column(at) + c < p.values) narrow(values[c], to[row + first_column(at) + c]);
 }
 
+#if DELTA
 __device__ __forceinline__ void go_forwards(State& state, const Stage& stage, int step, const Params& p, const Part& at,
                                             i64 t) {
     REAL key[ROWS], input[EACH], decay = stage.decay[step];
@@ -203,7 +223,7 @@ __device__ __forceinline__ void go_backwards(State& carry, const Stage& stage, i
     load_rows(key, stage.q[step]);
 #pragma unroll
     for (int c = 0; c < EACH; c++) sums[c] = stage.v[step][first_column() + c];
-    add(carry, 1, key, sums);
+    add(carry, (REAL)1, key, sums);
     load_rows(key, stage.k[step]);
     read_out(sums, carry, key);
     write(p.derrors, sums, p, at, t);
@@ -211,6 +231,49 @@ __device__ __forceinline__ void go_backwards(State& carry, const Stage& stage, i
     for (int c = 0; c < EACH; c++) sums[c] *= -decay * stage.beta[step];
     add(carry, decay, key, sums);
 }
+#else
+#if BY_KEY
+// The decays of a step, in registers.
+#define DECAY(stage, step) \
+    REAL decay[ROWS];      \
+    load_rows(decay, stage.decays[step])
+#else
+#define DECAY(stage, step) REAL decay = stage.decay[step]
+#endif
+
+// One step without the delta rule.
+__device__ __forceinline__ void sum_forwards(State& state, const Stage& stage, int step, const Params& p, const Part& at,
+                                             i64 t) {
+    REAL key[ROWS], input[EACH];
+    DECAY(stage, step);
+    load_rows(key, stage.k[step]);
+#pragma unroll
+    for (int c = 0; c < EACH; c++) input[c] = stage.v[step][first_column() + c];
+    add(state, decay, key, input);
+    load_rows(key, stage.q[step]);
+    read_out(input, state, key);
+    write(p.y, input, p, at, t);
+}
+
+// One step backwards without the delta rule. On entry `carry` is the cotangent of the state after the step, as far as it comes
+// from later steps; on return it is that of the state before the step.
+__device__ __forceinline__ void sum_backwards(State& carry, const Stage& stage, int step, const Params& p, const Part& at,
+                                              i64 t) {
+    REAL key[ROWS], sums[EACH];
+    load_rows(key, stage.q[step]);
+#pragma unroll
+    for (int c = 0; c < EACH; c++) sums[c] = stage.v[step][first_column() + c];
+    add(carry, (REAL)1, key, sums);
+    load_rows(key, stage.k[step]);
+    read_out(sums, carry, key);
+    write(p.dv, sums, p, at, t);
+    DECAY(stage, step);
+#pragma unroll
+    for (int row = 0; row < ROWS; row++)
+#pragma unroll
+        for (int c = 0; c < EACH; c++) carry.s[row][c] *= of_row(decay, row);
+}
+#endif
 
 // The base from which `load` and `store`, which add the head's offset, reach the state after a chunk. p.ends is ordered
 // by batch, head and chunk.
@@ -232,18 +295,23 @@ __device__ __forceinline__ void multiply_end(const State& carry, const Params& p
 __device__ __forceinline__ void work(State& state, const Stage& stage, const Params& p, const Part& at, i64 n) {
     int steps = steps_of(p, n);
     i64 first = n * STEPS, end = first + steps;
-    bool ends = GATE && (end % CHUNK == 0 || end == p.length);
+    bool ends = DELTA && GATE && (end % CHUNK == 0 || end == p.length);
     if (WANTED == 2 && ends) multiply_end(state, p, at, (end - 1) / CHUNK);
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
         int step = BACKWARD ? steps - 1 - i : i;
+#if DELTA
         if (BACKWARD) go_backwards(state, stage, step, p, at, first + step);
         else go_forwards(state, stage, step, p, at, first + step);
+#else
+        if (BACKWARD) sum_backwards(state, stage, step, p, at, first + step);
+        else sum_forwards(state, stage, step, p, at, first + step);
+#endif
     }
     if (WANTED == 1 && ends) store(state, after_chunk(p, at, (end - 1) / CHUNK), p, at);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gated_delta_columns(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) matrix_state_columns(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Part at = part(p);
     bool works = threadIdx.x < 32 * WORKERS;

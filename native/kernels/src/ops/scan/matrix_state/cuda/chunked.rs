@@ -1,4 +1,4 @@
-//! The recurrence in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen and
+//! The delta rule in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen and
 //! Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the chunk's first step to step `i`, the
 //! state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of all steps solve
 //!
@@ -14,7 +14,7 @@
 
 mod gradient;
 
-use super::{CHUNK, Call, Params, Problem};
+use super::{CHUNK, Call, Form, Params, Problem};
 use crate::cuda::{Buffer, Source, grid_size};
 use crate::error::Result;
 use crate::tensor::{DType, Spec};
@@ -134,13 +134,14 @@ impl<'a> Chunked<'a> {
 
 /// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
 fn supports(call: &Call) -> bool {
-    let Problem { batch, length, heads, keys, values, dtype, .. } = *call.problem;
+    let Problem { batch, length, heads, keys, values, dtype, form, .. } = *call.problem;
     let Params { q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial, .. } = call.params;
     let whole = |size: usize| size > 0 && size.is_multiple_of(UNIT);
     let sizes = whole(keys) && keys <= MOST_KEYS && whole(values) && length >= LEAST && batch * heads > 0;
     let copied = [q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial];
     let aligned = copied.iter().all(|address| address.is_multiple_of(UNIT_BYTES));
-    dtype.size() == 2 && sizes && aligned && call.lane.device().facts().capability >= (8, 0)
+    let kind = form == Form::Delta && dtype.size() == 2;
+    kind && sizes && aligned && call.lane.device().facts().capability >= (8, 0)
 }
 
 /// Keys, rounded up to what the warps share evenly.

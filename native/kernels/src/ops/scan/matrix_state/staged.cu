@@ -5,6 +5,7 @@
 //   STEPS            steps of a stage, a power of 2
 //   BACKWARD         whether time runs backwards
 //   GATE, NORM       whether g is given, and whether q and k are divided by their L2 norms
+//   DELTA, BY_KEY    whether states change by the delta rule, and whether each key has a decay of its own
 
 constexpr int THREADS = 32 * (WORKERS + FETCHERS);
 // At the ends of chunks dg is computed from states: see cuda/backward.rs.
@@ -15,7 +16,7 @@ struct Head {
     i64 batch, index;
 };
 
-// The offset of a step of a head in beta and g.
+// The offset of a step of a head in beta, and in g without BY_KEY.
 __device__ __forceinline__ i64 of_step(const Params& p, const Head& at, i64 t) {
     return (at.batch * p.length + t) * p.heads + at.index;
 }

@@ -2,9 +2,10 @@
 //! them piece by piece: a piece is two vectors of columns, whose rows stay in the first-level cache for all steps of
 //! the tile.
 //!
-//! A step goes over a piece once: it adds the step's outer product, and multiplies the state by the next step's `k` and
-//! `q`. So a vector of the state takes a multiplication, three multiply-adds, a load and a store a step, which is twice
-//! what one product with the state takes.
+//! A step goes over a piece once. By the delta rule it adds the step's outer product, and multiplies the state by the next
+//! step's `k` and `q`. So a vector of the state takes a multiplication, three multiply-adds, a load and a store a step,
+//! which is twice what one product with the state takes. Without that rule a step does not depend on what the state has
+//! for `k`, and multiplies the state by its own `q` only: two multiply-adds.
 
 mod backward;
 mod piece;
@@ -12,15 +13,40 @@ mod tile;
 
 pub use backward::backward;
 
-use super::Problem;
+use super::{Form, Problem};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::error::Result;
 use crate::op::Named;
 use crate::tensor::{View, ViewMut};
 use crate::with_type;
+use piece::Decay;
 use std::ops::Range;
 use tile::Tile;
+
+/// Makes the form a constant of the kernels: whether it is the delta rule, and whether each key has a decay of its own.
+macro_rules! with_form {
+    ($form:expr, $DELTA:ident, $BY_KEY:ident => $body:expr) => {
+        match $form {
+            Form::Delta => {
+                const $DELTA: bool = true;
+                const $BY_KEY: bool = false;
+                $body
+            }
+            Form::ByHead => {
+                const $DELTA: bool = false;
+                const $BY_KEY: bool = false;
+                $body
+            }
+            Form::ByKey => {
+                const $DELTA: bool = false;
+                const $BY_KEY: bool = true;
+                $body
+            }
+        }
+    };
+}
+use with_form;
 
 /// Steps of a tile: its `q` and `k` fit the second-level cache for all sizes in use.
 const STEPS: usize = 64;
@@ -31,10 +57,10 @@ const WORTH_SHARING: usize = 1 << 16;
 
 /// Computes the op on the CPU.
 pub fn forward(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-    with_type!(problem.dtype, S => forward_as::<S>(problem, inputs, outputs, exec))
+    with_type!(problem.dtype, S => with_form!(problem.form, D, K => forward_as::<S, D, K>(problem, inputs, outputs, exec)))
 }
 
-fn forward_as<S: Storage>(
+fn forward_as<S: Storage, const DELTA: bool, const BY_KEY: bool>(
     problem: &Problem,
     inputs: &Named<View>,
     mut outputs: Named<ViewMut>,
@@ -45,7 +71,7 @@ fn forward_as<S: Storage>(
     let last_state = outputs.take("last_state").map(ViewMut::slice::<S::Wide>).transpose()?.map(Shared::new);
     given.for_each_head(exec, |head| {
         let (y, last_state) = (&y, last_state.as_ref());
-        S::Wide::dispatch(exec.level, Forward { given: &given, head, y, last_state });
+        S::Wide::dispatch(exec.level, Forward::<S, DELTA, BY_KEY> { given: &given, head, y, last_state });
     })
 }
 
@@ -63,7 +89,7 @@ struct Given<'a, S: Storage> {
     q: &'a [S],
     k: &'a [S],
     v: &'a [S],
-    beta: &'a [S],
+    beta: Option<&'a [S]>,
     g: Option<&'a [S::Wide]>,
     initial_state: Option<&'a [S::Wide]>,
 }
@@ -77,7 +103,7 @@ impl<'a, S: Storage> Given<'a, S> {
             q: storage("q")?,
             k: storage("k")?,
             v: storage("v")?,
-            beta: storage("beta")?,
+            beta: inputs.find("beta").map(View::slice::<S>).transpose()?,
             g: wide("g")?,
             initial_state: wide("initial_state")?,
         })
@@ -161,14 +187,14 @@ unsafe fn write_state<S: Storage, V: Vector<Element = S::Wide>>(
     });
 }
 
-struct Forward<'a, S: Storage> {
+struct Forward<'a, S: Storage, const DELTA: bool, const BY_KEY: bool> {
     given: &'a Given<'a, S>,
     head: Head,
     y: &'a Shared<'a, S>,
     last_state: Option<&'a Shared<'a, S::Wide>>,
 }
 
-impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
+impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Work<S::Wide> for Forward<'_, S, DELTA, BY_KEY> {
     type Output = ();
 
     #[inline(always)]
@@ -180,7 +206,12 @@ impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
             tile.read::<S, V>(given, head, time.clone());
             piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
                 let columns = piece::columns::<V, N>(&head.columns, first);
-                self.advance::<V, N>(&tile, time.start, columns, &mut pieces[first * keys..][..N * keys]);
+                let state = &mut pieces[first * keys..][..N * keys];
+                if DELTA {
+                    self.correct::<V, N>(&tile, time.start, columns, state);
+                } else {
+                    self.add::<V, N>(&tile, time.start, columns, state);
+                }
             });
         }
         if let Some(to) = self.last_state {
@@ -190,10 +221,29 @@ impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
     }
 }
 
-impl<S: Storage> Forward<'_, S> {
+impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Forward<'_, S, DELTA, BY_KEY> {
     /// Advances a piece over a tile that starts at step `start`, and writes `y` of its columns.
     #[inline(always)]
-    fn advance<V: Vector<Element = S::Wide>, const N: usize>(
+    fn add<V: Vector<Element = S::Wide>, const N: usize>(
+        &self,
+        tile: &Tile<S::Wide>,
+        start: usize,
+        columns: Range<usize>,
+        state: &mut [V],
+    ) {
+        for step in 0..tile.steps {
+            let decay = Decay::<V, BY_KEY>::new(tile.decay(self.given.problem, step));
+            let at = self.given.step_offset(&self.head, start + step) * self.given.problem.values;
+            let v = piece::load::<S, V, N>(&self.given.v[at..], columns.clone());
+            let y = piece::add_and_read(state, &decay, tile.k(step), &v, tile.q(step));
+            // SAFETY: heads share no column.
+            piece::store::<S, V, N>(&y, unsafe { self.y.part(at + columns.start, columns.len()) });
+        }
+    }
+
+    /// [`Self::add`] by the delta rule.
+    #[inline(always)]
+    fn correct<V: Vector<Element = S::Wide>, const N: usize>(
         &self,
         tile: &Tile<S::Wide>,
         start: usize,
@@ -202,7 +252,8 @@ impl<S: Storage> Forward<'_, S> {
     ) {
         let [mut by_k, mut by_q] = piece::read_out::<V, N>(state, tile.k(0), tile.q(0));
         for step in 0..tile.steps {
-            let (decay, beta, qk) = (V::splat(tile.decay[step]), V::splat(tile.beta[step]), V::splat(tile.qk[step]));
+            let of_state = Decay::<V, false>::new(tile.decay(self.given.problem, step));
+            let (decay, beta, qk) = (of_state.of(0), V::splat(tile.beta[step]), V::splat(tile.qk[step]));
             let at = self.given.step_offset(&self.head, start + step) * self.given.problem.values;
             let v = piece::load::<S, V, N>(&self.given.v[at..], columns.clone());
             let (mut input, mut y) = ([V::zero(); N], [V::zero(); N]);
@@ -216,7 +267,7 @@ impl<S: Storage> Forward<'_, S> {
                 let next = [tile.k(step + 1), tile.q(step + 1)];
                 [by_k, by_q] = piece::add_and_read_out(state, decay, tile.k(step), &input, next);
             } else {
-                piece::add(state, decay, tile.k(step), &input);
+                piece::add(state, &of_state, tile.k(step), &input);
             }
         }
     }

@@ -67,15 +67,68 @@ pub fn read_out<V: Vector, const N: usize>(state: &[V], k: &[V::Element], q: &[V
     [by_k, by_q]
 }
 
+/// The decays of a step: that of all rows, or with `BY_KEY` that of each row.
+#[derive(Clone, Copy)]
+pub struct Decay<'a, V: Vector, const BY_KEY: bool> {
+    of_all: V,
+    of_rows: &'a [V::Element],
+}
+
+impl<'a, V: Vector, const BY_KEY: bool> Decay<'a, V, BY_KEY> {
+    #[inline(always)]
+    pub fn new(decays: &'a [V::Element]) -> Self {
+        let of_all = if BY_KEY { V::zero() } else { V::splat(decays[0]) };
+        Decay { of_all, of_rows: decays }
+    }
+
+    #[inline(always)]
+    pub fn of(&self, row: usize) -> V {
+        if BY_KEY { V::splat(self.of_rows[row]) } else { self.of_all }
+    }
+}
+
+impl<V: Vector> Decay<'_, V, false> {
+    /// No decay.
+    #[inline(always)]
+    pub fn none() -> Self {
+        Decay { of_all: V::constant(1.0), of_rows: &[] }
+    }
+}
+
 /// `S = decay S + k input^T`.
 #[inline(always)]
-pub fn add<V: Vector, const N: usize>(state: &mut [V], decay: V, k: &[V::Element], input: &[V; N]) {
-    for (row, &k) in state.chunks_exact_mut(N).zip(k) {
-        let k = V::splat(k);
+pub fn add<V: Vector, const N: usize, const BY_KEY: bool>(
+    state: &mut [V],
+    decay: &Decay<V, BY_KEY>,
+    k: &[V::Element],
+    input: &[V; N],
+) {
+    for (i, (row, &k)) in state.chunks_exact_mut(N).zip(k).enumerate() {
+        let (k, decay) = (V::splat(k), decay.of(i));
         unrolled!(n < N, {
             row[n] = k.mul_add(input[n], decay.mul(row[n]));
         });
     }
+}
+
+/// [`add`], then the product `S^T q`.
+#[inline(always)]
+pub fn add_and_read<V: Vector, const N: usize, const BY_KEY: bool>(
+    state: &mut [V],
+    decay: &Decay<V, BY_KEY>,
+    k: &[V::Element],
+    input: &[V; N],
+    q: &[V::Element],
+) -> [V; N] {
+    let mut by_q = [V::zero(); N];
+    for (i, ((row, &k), &q)) in state.chunks_exact_mut(N).zip(k).zip(q).enumerate() {
+        let (k, q, decay) = (V::splat(k), V::splat(q), decay.of(i));
+        unrolled!(n < N, {
+            row[n] = k.mul_add(input[n], decay.mul(row[n]));
+            by_q[n] = row[n].mul_add(q, by_q[n]);
+        });
+    }
+    by_q
 }
 
 /// [`add`], then [`read_out`] with `next`, the `k` and `q` of the step after.

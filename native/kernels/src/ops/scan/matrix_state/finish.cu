@@ -1,7 +1,8 @@
-// The gradients of a step: of a group's q and k, and of its heads' v and beta. A warp for each group and step.
+// The gradients of a step: of a group's q and k, and with DELTA of its heads' v and beta. A warp for each group and step.
 //   EACH             keys of a lane, rounded up
-//   VALUES           whether it computes the gradients of v and beta: then dk has two parts
-// With VALUES and GATE it also writes p.changes, dg[t] - dg[t+1] = y . dy - dv . v.
+//   VALUES           with DELTA, whether it computes the gradients of v and beta: then dk has two parts
+// With GATE it also writes p.changes: dg[t] - dg[t+1] = y . dy - dv . v with DELTA and VALUES, or else q * dq - k * dk with
+// the dq and dk of a head, for each key with BY_KEY and summed over keys without.
 
 __device__ __forceinline__ REAL warp_sum(REAL sum) {
 #pragma unroll
@@ -47,6 +48,7 @@ __device__ __forceinline__ void write(STORAGE* to, const REAL (&sums)[EACH], con
         if (key_of(n) < keys) narrow(NORM ? factor * (sums[n] - unit[n] * along) : sums[n], to[key_of(n)]);
 }
 
+#if DELTA
 // Writes dv and dbeta of a step of a head; returns dv . v.
 __device__ __forceinline__ REAL write_values(const Params& p, i64 step) {
     REAL beta = widen(p.beta[step]), dbeta = 0, with_v = 0;
@@ -61,8 +63,22 @@ __device__ __forceinline__ REAL write_values(const Params& p, i64 step) {
     if (threadIdx.x % 32 == 0) narrow(dbeta, p.dbeta[step]);
     return warp_sum(with_v);
 }
+#else
+// Writes p.changes of a step of a head.
+__device__ __forceinline__ void write_changes(const Params& p, i64 step, const REAL (&dq)[EACH], const REAL (&q)[EACH],
+                                              const REAL (&dk)[EACH], const REAL (&k)[EACH]) {
+    if (BY_KEY) {
+#pragma unroll
+        for (int n = 0; n < EACH; n++)
+            if (key_of(n) < p.keys) p.changes[step * p.keys + key_of(n)] = dq[n] * q[n] - dk[n] * k[n];
+        return;
+    }
+    REAL change = dot(dq, q) - dot(dk, k);
+    if (threadIdx.x % 32 == 0) p.changes[step] = change;
+}
+#endif
 
-extern "C" __global__ void gated_delta_finish(Params p) {
+extern "C" __global__ void matrix_state_finish(Params p) {
     i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (row >= (i64)p.batch * p.length * p.groups) return;
     int heads = p.heads / p.groups;
@@ -72,13 +88,21 @@ extern "C" __global__ void gated_delta_finish(Params p) {
     for (int i = 0; i < heads; i++) {
         REAL own[EACH] = {};
         add(own, p, 0, first + i);
-        add(dk, p, 1, first + i);
 #pragma unroll
         for (int n = 0; n < EACH; n++) own[n] *= (REAL)p.scale, dq[n] += own[n];
+#if DELTA
+        add(dk, p, 1, first + i);
         if (!VALUES) continue;
         add(dk, p, 2, first + i);
         REAL with_v = write_values(p, first + i), with_dy = GATE ? dot(own, q) : (REAL)0;
         if (GATE && threadIdx.x % 32 == 0) p.changes[first + i] = with_dy - with_v;
+#else
+        REAL own_dk[EACH] = {};
+        add(own_dk, p, 2, first + i);
+#pragma unroll
+        for (int n = 0; n < EACH; n++) dk[n] += own_dk[n];
+        if (GATE) write_changes(p, first + i, own, q, own_dk, k);
+#endif
     }
     write(p.dq + row * p.keys, dq, q, q_factor, p.keys);
     write(p.dk + row * p.keys, dk, k, k_factor, p.keys);

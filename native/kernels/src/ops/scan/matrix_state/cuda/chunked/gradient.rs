@@ -18,8 +18,8 @@
 use super::{CHUNK, CHUNKED, Chunked, FACTORS, MMA, OF_CHUNK, ROWS, TILES, padded, rows};
 use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::scan::gated_delta_rule::Problem;
-use crate::ops::scan::gated_delta_rule::cuda::Params;
+use crate::ops::scan::matrix_state::Problem;
+use crate::ops::scan::matrix_state::cuda::Params;
 use crate::tensor::{DType, Spec};
 
 const COTANGENTS: Source<Params> =
