@@ -29,6 +29,8 @@ defmodule Sidewinder.RandomInputs do
     "mamba_block" => %{"N" => 16, "W" => 4},
     "gated_delta_rule" => %{"G" => 8, "K" => 128, "V" => 128},
     "gated_delta_rule_backward" => %{"G" => 8, "K" => 128, "V" => 128},
+    "linear_attention" => %{"G" => 8, "K" => 128, "V" => 128},
+    "linear_attention_backward" => %{"G" => 8, "K" => 128, "V" => 128},
     "attention" => %{"K" => 8},
     "decode" => %{"K" => 8, "C" => 512},
     "mdi" => %{"I" => 64},
@@ -57,6 +59,7 @@ defmodule Sidewinder.RandomInputs do
   }
   @own_ranges %{
     "gated_delta_rule" => %{"beta" => {0, 1}, "g" => {-0.1, 0}, "k" => {-0.1, 0.1}},
+    "linear_attention" => %{"q" => {0, 1}, "k" => {0, 1}, "g" => {-0.1, 0}, "initial_z" => {0, 1}},
     "linear_scan" => %{"a" => {0.5, 1}},
     "mdi_update" => %{"gate" => {0, 1}, "gamma" => {0, 1}},
     "block_recurrence" => %{"gamma" => {0, 0.5}},

@@ -255,6 +255,67 @@ defmodule Sidewinder do
   end
 
   @doc """
+  Linear attention with decays: attention without softmax as a recurrence, of which the linear transformer (Katharopoulos et
+  al. 2020, arXiv 2006.16236), retention (Sun et al. 2023, arXiv 2307.08621), lightning attention (Qin et al. 2024, arXiv
+  2405.17381) and gated linear attention (GLA; Yang et al. 2024, arXiv 2312.06635) are cases. The options are those of
+  `fused_recurrent_linear_attn`, `fused_recurrent_simple_gla` and `fused_recurrent_gla` of flash-linear-attention.
+
+  For each batch, head `h` and time `t`, with the state `S`, K rows by V columns, and the sum of keys `z`:
+
+      S = exp(g[t,h]) * S + outer(k[t], v[t,h])
+      z = exp(g[t,h]) * z + k[t]
+      y[t] = scale * transpose(S) . q[t]
+      y[t] = scale * transpose(S) . q[t] / (scale * z . q[t] + 1.0e-10)     with normalize
+
+  where the decay `exp(g)` is a number or one for each row. `S` and `z` start as the initial ones, or 0. Heads fall into `G`
+  equal groups, in order, with the same `q` and `k`. Shapes, with batch B, length L, heads H, keys of width K and values of
+  width V:
+
+    * `q`, `k` - `{B, L, G, K}`, where G divides H
+    * `v` - `{B, L, H, V}`
+
+  Options beside those of `Sidewinder`:
+
+    * `:g` - the logarithm of the decay: `{B, L, H}`, or `{B, L, H, K}` with one for each key, as in GLA; 0 by default
+    * `:initial_state` - `{B, H, K, V}`
+    * `:initial_z` - `{B, H, K}`
+    * `:scale` - `1 / sqrt(K)` by default
+    * `:normalize` - whether `y` is divided by the product of `q` and `z`; the feature map of `q` and `k`, which keeps it
+      positive, is the caller's. Defaults to `false`.
+    * `:return_state` - returns also `last_state`, `{B, H, K, V}`
+    * `:return_z` - returns also `last_z`, `{B, H, K}`
+
+  Returns `y`, `{B, L, H, V}`, with the names of `v`'s axes; with states a tuple of `y` and those in the order above. One
+  token of running sequences is a call with a length of 1, from the states that the call before returned. Raises
+  `Sidewinder.Error` as `selective_scan/6` does.
+
+  ## Examples
+
+      iex> k = Nx.tensor([[[[1.0, 0.0]], [[0.0, 1.0]], [[1.0, 0.0]]]])
+      iex> v = Nx.tensor([[[[1.0, 2.0]], [[3.0, 4.0]], [[5.0, 6.0]]]])
+      iex> {y, state} = Sidewinder.linear_attention(k, k, v, scale: 1.0, return_state: true)
+      iex> y |> Nx.squeeze() |> Nx.to_list()
+      [[1.0, 2.0], [3.0, 4.0], [6.0, 8.0]]
+      iex> Nx.shape(state)
+      {1, 1, 2, 2}
+      iex> k |> Sidewinder.linear_attention(k, v, normalize: true) |> Nx.squeeze() |> Nx.to_list()
+      [[1.0, 2.0], [3.0, 4.0], [3.0, 4.0]]
+  """
+  @spec linear_attention(Nx.t(), Nx.t(), Nx.t(), keyword) ::
+          Nx.Tensor.t()
+          | {Nx.Tensor.t(), Nx.Tensor.t()}
+          | {Nx.Tensor.t(), Nx.Tensor.t(), Nx.Tensor.t()}
+  deftransform linear_attention(q, k, v, opts \\ []) do
+    # The first one has the heads that groups divide, and the names of the result's axes.
+    inputs = [{"v", v}, {"q", q}, {"k", k}]
+
+    case Op.call(%Block.LinearAttention{}, inputs, opts) do
+      [y: y] -> y
+      several -> several |> Keyword.values() |> List.to_tuple()
+    end
+  end
+
+  @doc """
   Advances running sequences by one token: `selective_scan/6` with a length of 1, without the axis
   of time.
 

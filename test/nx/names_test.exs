@@ -29,6 +29,14 @@ defmodule Sidewinder.NamesTest do
       [q: 1, k: 1, v: 1, beta: 1, g: 1],
       [q: 0, v: 0, initial_state: 0]
     ],
+    "linear_attention" => [
+      [q: 2, k: 2],
+      [q: 3, k: 3, initial_state: 2, initial_z: 2],
+      [v: 2, g: 2, initial_state: 1, initial_z: 1],
+      [v: 3, initial_state: 3],
+      [q: 1, k: 1, v: 1, g: 1],
+      [q: 0, v: 0, initial_state: 0, initial_z: 0]
+    ],
     "selective_state_update" => [
       [x: 1, initial_state: 1, dt: 1, A: 0],
       [initial_state: 2, A: 1, B: 1],

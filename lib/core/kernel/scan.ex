@@ -235,6 +235,65 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   @doc """
+  Linear attention with decays (retention, GLA). In the shapes H are the heads, which fall into G groups with the same `q`
+  and `k`, K is the width of keys and V that of values; `Sidewinder.linear_attention/4` has the formula.
+
+    * `q`, `k` - `{B, L, G, K}`, where G divides H
+    * `v` - `{B, L, H, V}`
+
+  Options beside those of `Sidewinder.Kernel`:
+
+    * `:g` - `{B, L, H}` or `{B, L, H, K}`, the logarithm of the decay, of the type of the arithmetic; 0 by default
+    * `:initial_state` - `{B, H, K, V}`
+    * `:initial_z` - `{B, H, K}`, the initial sum of keys
+    * `:scale` - `1 / sqrt(K)` by default
+    * `:normalize` - whether `y` is divided by the product of `q` and the sum of keys; `false` by default
+    * `:return_state` - returns also `last_state`, `{B, H, K, V}`
+    * `:return_z` - returns also `last_z`, `{B, H, K}`
+
+  Returns `y`, `{B, L, H, V}`; with states a tuple of `y` and those in the order above.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> k = from_list([1, 0, 0, 1, 1, 0], :f32, {1, 3, 1, 2})
+      iex> v = from_list([1, 2, 3, 4, 5, 6], :f32, {1, 3, 1, 2})
+      iex> y = Sidewinder.Kernel.Scan.linear_attention(k, k, v, scale: 1.0)
+      iex> Sidewinder.Tensor.to_list(y)
+      [1.0, 2.0, 3.0, 4.0, 6.0, 8.0]
+  """
+  @spec linear_attention(Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
+          Tensor.t() | {Tensor.t(), Tensor.t()} | {Tensor.t(), Tensor.t(), Tensor.t()}
+  def linear_attention(q, k, v, options \\ []) do
+    Kernel.outputs(:linear_attention, [{"q", q}, {"k", k}, {"v", v}], options)
+  end
+
+  @doc """
+  The gradient of `linear_attention/4`.
+
+    * `q`, `k`, `v` - as they were given to the recurrence
+    * `dy` - `{B, L, H, V}`, the cotangent of `y`
+
+  Options beside those of `Sidewinder.Kernel` are those of the recurrence but for `:return_state` and `:return_z`, and
+  `:dlast_state` (`{B, H, K, V}`) and `:dlast_z` (`{B, H, K}`), zero by default.
+
+  Returns a map of `:dq`, `:dk`, `:dv`, and of `:dg`, `:dinitial_state` and `:dinitial_z` as far as their inputs are there,
+  each of the type and shape of its input.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> k = from_list([1, 0, 0, 1, 1, 0], :f32, {1, 3, 1, 2})
+      iex> v = from_list([1, 2, 3, 4, 5, 6], :f32, {1, 3, 1, 2})
+      iex> dy = from_list([1, 1, 1, 1, 1, 1], :f32, {1, 3, 1, 2})
+      iex> gradients = Sidewinder.Kernel.Scan.linear_attention_backward(k, k, v, dy, scale: 1.0)
+      iex> Sidewinder.Tensor.to_list(gradients.dv)
+      [2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+  """
+  @spec linear_attention_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) ::
+          %{atom => Tensor.t()}
+  def linear_attention_backward(q, k, v, dy, options \\ []) do
+    given = [{"q", q}, {"k", k}, {"v", v}, {"dy", dy}]
+    Kernel.gradients(:linear_attention_backward, given, options)
+  end
+
+  @doc """
   Advances running sequences by one token: the scan with a length of 1, without the axis of time.
 
     * `state` - `{B, D, N}`, as `selective_scan/6` or the call before returned it

@@ -10,7 +10,10 @@ defmodule Sidewinder.NxTest.Sizes do
   defp own("linear_scan", {_, _, d, _}), do: %{k: d}
   defp own(op, {_, _, d, n}) when op in @cumulative, do: %{h: n, w: d}
   defp own("ssd", {_, _, d, _}), do: %{h: d, p: 2, g: 1}
-  defp own("gated_delta_rule", {_, _, d, n}), do: %{h: d, k: n, v: 2, g: 1}
+
+  defp own(op, {_, _, d, n}) when op in ~w(gated_delta_rule linear_attention),
+    do: %{h: d, k: n, v: 2, g: 1}
+
   defp own("causal_conv1d" <> _, {_, _, _, n}), do: %{w: n + 1}
   defp own("mamba_block", {_, _, d, _}), do: %{m: d, d: 2 * d, r: 2, w: 4}
   defp own(op, {b, l, d, _}) when op in ~w(activations mdi_update), do: %{...: [b, l, d]}
@@ -58,7 +61,7 @@ defmodule Sidewinder.NxTest.Sizes do
   @doc "The bounds of a tensor's numbers."
   def range("exp_product_scan", "gamma"), do: {0.1, 0.9}
   def range("block_recurrence", "gamma"), do: {0.0, 0.6}
-  def range("gated_delta_rule", "g"), do: {-0.5, 0.0}
+  def range(op, "g") when op in ~w(gated_delta_rule linear_attention), do: {-0.5, 0.0}
   def range("gated_delta_rule", "beta"), do: {0.1, 1.0}
   def range("activations", "x"), do: {-3.0, 3.0}
   def range("mamba_block", name) when name in @of_mamba, do: @half

@@ -1,13 +1,11 @@
 defmodule Sidewinder.Reference.GatedDeltaRule do
   @moduledoc false
   # The gated delta rule and its gradient. Inputs are checked, without names and vectorized axes, each of its op's type.
-  # Sequences are [L, B, H, ...] here: keys [.., K, 1], values [.., 1, V], and numbers of a step [.., 1, 1]; states are
-  # [L or 1, B, H, K, V].
 
   import Nx.Defn
-  alias Sidewinder.Reference.Recurrence
-  import Recurrence, only: [at: 2, before: 2, put: 3, swap: 1, zeros: 2]
+  import Sidewinder.Reference.MatrixState
   import Sidewinder.Reference.Numbers, only: [constant: 2, wide: 1]
+  import Sidewinder.Reference.Recurrence, only: [at: 2, before: 2, put: 3, swap: 1, zeros: 2]
 
   # Added to the square of the length of a key.
   @eps 1.0e-6
@@ -16,7 +14,7 @@ defmodule Sidewinder.Reference.GatedDeltaRule do
   def body(op, %{"v" => v} = inputs) do
     {terms, initial} = terms(op, inputs)
     {last_state, {y}} = steps(terms, initial, {zeros(elem(terms, 2).shape, initial.type)})
-    [y: narrow(y, v), last_state: Nx.squeeze(last_state, axes: [0])]
+    [y: sequence(y, v), last_state: Nx.squeeze(last_state, axes: [0])]
   end
 
   @doc "The gradients, by the formulas at the head of the kernel's `mod.rs`."
@@ -38,17 +36,11 @@ defmodule Sidewinder.Reference.GatedDeltaRule do
     cast(inputs,
       dq: states |> by_value(dy) |> Nx.multiply(scale(op, k)) |> through(op, q),
       dk: of_input |> Nx.subtract(by_value(decayed, dv)) |> through(op, k),
-      dv: swap(Nx.reshape(dv, swap_shape(v))),
-      dbeta: of_step(Nx.sum(Nx.multiply(de, e), axes: [-2, -1])),
-      dg: of_step(Nx.sum(Nx.multiply(left, decayed), axes: [-2, -1])),
+      dv: sequence(dv, v),
+      dbeta: swap(Nx.sum(Nx.multiply(de, e), axes: [-2, -1])),
+      dg: swap(Nx.sum(Nx.multiply(left, decayed), axes: [-2, -1])),
       dinitial_state: Nx.squeeze(carry, axes: [0])
     )
-  end
-
-  defp cast(inputs, gradients) do
-    for {name, t} <- gradients,
-        input = inputs[String.replace_prefix(Atom.to_string(name), "d", "")],
-        do: {name, Nx.as_type(t, input.type)}
   end
 
   ## What forward and backward share
@@ -65,9 +57,6 @@ defmodule Sidewinder.Reference.GatedDeltaRule do
     {{q, k |> unit(op) |> keys(heads), v_t, beta, decay}, initial}
   end
 
-  defp scale(op, %{shape: {_, _, _, keys}} = k),
-    do: constant(op.scale || 1 / :math.sqrt(max(keys, 1)), wide(k))
-
   # A key divided by its length where that is asked for.
   defp unit(x, op) do
     x = wide(x)
@@ -79,52 +68,9 @@ defmodule Sidewinder.Reference.GatedDeltaRule do
     Nx.sqrt(Nx.add(square, constant(@eps, x)))
   end
 
-  # [B, L, G, K], each group repeated for its heads.
-  defp keys(t, heads) do
-    {batch, length, groups, keys} = t.shape
-
-    t
-    |> Nx.reshape({batch, length, groups, 1, keys})
-    |> Nx.broadcast({batch, length, groups, div(heads, groups), keys})
-    |> Nx.reshape({batch, length, heads, keys, 1})
-    |> swap()
-  end
-
-  defp values(t), do: t |> wide() |> Nx.new_axis(3) |> swap()
-  defp numbers(t), do: t |> wide() |> Nx.new_axis(-1) |> Nx.new_axis(-1) |> swap()
-
-  defp first(nil), do: nil
-  defp first(t), do: Nx.new_axis(t, 0)
-
-  defp narrow(y, v), do: y |> Nx.reshape(swap_shape(v)) |> swap() |> Nx.as_type(v.type)
-
-  defp swap_shape(%{shape: {batch, length, heads, width}}), do: {length, batch, heads, width}
-
-  defp all_states(v, k) do
-    {length, batch, heads, 1, width} = v.shape
-    {length, batch, heads, Nx.axis_size(k, 3), width}
-  end
-
-  deftransformp by_key(states, k) do
-    Nx.sum(Nx.multiply(states, k), axes: [-2], keep_axes: true)
-  end
-
-  defp by_value(states, v), do: Nx.sum(Nx.multiply(states, v), axes: [-1])
-
-  # [L, B, H] as the inputs have it.
-  defp of_step(t), do: swap(t)
-
   # The gradient of a key of each head, [L, B, H, K], as that of the input: summed over the heads of a group, and taken
   # through the division by the length.
-  defp through(gradient, op, %{shape: {batch, length, groups, keys}} = x) do
-    heads = Nx.axis_size(gradient, 2)
-
-    gradient
-    |> Nx.reshape({length, batch, groups, div(heads, groups), keys})
-    |> Nx.sum(axes: [3])
-    |> swap()
-    |> through_length(op, wide(x))
-  end
+  defp through(gradient, op, x), do: gradient |> of_groups(x) |> through_length(op, wide(x))
 
   defp through_length(gradient, %{qk_l2norm: false}, _), do: gradient
 
