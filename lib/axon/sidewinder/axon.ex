@@ -37,7 +37,7 @@ defmodule Sidewinder.Axon do
   import Sidewinder.Axon.Layers, only: [layer: 4, layer: 5]
   import Sidewinder.Axon.Options
   import Sidewinder.Axon.Params, except: [mha: 1, mlp: 1]
-  alias Sidewinder.Axon.{GatedDeltaNet, Mamba2, Params}
+  alias Sidewinder.Axon.{GatedDeltaNet, LinearAttention, Mamba2, Params}
   alias Sidewinder.Reference
 
   @layer [name: {nil, :name}, meta: {nil, :any}]
@@ -421,6 +421,65 @@ defmodule Sidewinder.Axon do
   @doc type: :recurrent
   @spec gated_delta_net_block(Axon.t(), keyword) :: Axon.t()
   defdelegate gated_delta_net_block(x, opts \\ []), to: GatedDeltaNet, as: :block
+
+  @doc """
+  Adds a layer of linear attention, without norm of its input and residual connection: a projection to queries, keys and
+  values, a feature map of the first two, `Sidewinder.linear_attention/4`, a norm of each head, with a gate
+  `Sidewinder.gated_rms_norm/4`, norm before gate, and a projection back.
+
+  With the width M of `x`, H heads of V values, G groups of them with the same query and key of K numbers, and the inner
+  width I = H V, its parameters are
+
+  | name                      | shape                                   | start                                 |
+  | ------------------------- | --------------------------------------- | ------------------------------------- |
+  | `in_proj`, `in_proj_b`    | `{2 G K + 2 I + D, M}`, without `M`     | uniform within 1 / sqrt(M), 0         |
+  | `decay_b`                 | `{D}`, with a learned decay             | 0                                     |
+  | `norm`                    | `{V}`                                   | 1                                     |
+  | `out_proj`, `out_proj_b`  | `{M, I}`, `{M}`                         | uniform within 1 / sqrt(I), 0         |
+
+  Rows of `in_proj` are those of q, k and v, then I of the gate, if any, and D of the decay: 0, H or H K. Each part has its
+  rows head by head.
+
+  ## Options
+
+    * `:heads` - H. Defaults to M / `:head_size`, rounded down, at least 1.
+
+    * `:groups` - G, which divides H. Defaults to `:heads`.
+
+    * `:head_size` - K, the width of a query and of a key. Defaults to `128`.
+
+    * `:value_size` - V, the width of a value. Defaults to `:head_size`.
+
+    * `:feature_map` - of queries and keys: `:elu`, elu(x) + 1 (Katharopoulos et al. 2020), `:relu`, `:silu` (lightning
+      attention) or `:identity` (retention, GLA). Defaults to `:elu`.
+
+    * `:decay` - of states. Defaults to `:none`.
+
+      * `:none` - states are sums
+      * `:retention` - head h keeps the share 1 - 2^(-5 - h), h from 0 (Sun et al. 2023, section 2.2)
+      * `:head` - sigmoid(a + decay_b)^(1/16), with a number a of each head in each step
+      * `:key` - the same for each key, as in GLA (Yang et al. 2024, section 4.4, whose matrix for a is of low rank)
+
+    * `:normalize` - whether outputs are divided by the product of the query and the sum of keys. It needs a feature map
+      that is positive. Defaults to `false`.
+
+    * `:gate` - whether outputs of heads have a gate. Defaults to `true`.
+
+    * `:epsilon` - of the norm. Defaults to `1.0e-5`.
+
+    * `:use_bias` - whether the projections add biases. Defaults to `false`.
+
+    * `:kernel_initializer`, `:bias_initializer` - other initializers for the matrices, and for the biases but `decay_b`
+
+  ## Examples
+
+      iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.linear_attention(head_size: 4, decay: :key)
+      iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
+      {2, 5, 8}
+  """
+  @doc type: :recurrent
+  @spec linear_attention(Axon.t(), keyword) :: Axon.t()
+  defdelegate linear_attention(x, opts \\ []), to: LinearAttention, as: :block
 
   @doc """
   Adds a block of MM-Rec, `Sidewinder.mmrec_block/3`: a gated recurrence, attention over a memory from before the

@@ -4,10 +4,10 @@ defmodule Sidewinder.Axon.Layers do
   # and run by `run/2`, which casts their inputs to a common type.
 
   alias Axon.StatefulOutput
-  alias Sidewinder.Axon.{Embedding, GatedDeltaNet, Mamba2}
+  alias Sidewinder.Axon.{Embedding, GatedDeltaNet, LinearAttention, Mamba2}
   alias Sidewinder.Op.Gradient
 
-  @names ~w(mamba_block mamba2_block gated_delta_net_block mm_rec_block causal_conv1d selective_scan rms_norm gated_rms_norm layer_norm linear
+  @names ~w(mamba_block mamba2_block gated_delta_net_block linear_attention mm_rec_block causal_conv1d selective_scan rms_norm gated_rms_norm layer_norm linear
             ternary_dense attention mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block
             y last_state summary states)a
 
@@ -137,6 +137,9 @@ defmodule Sidewinder.Axon.Layers do
 
   defp compute(:gated_delta_net_block, %{x: x}, params, opts),
     do: GatedDeltaNet.compute(x, params, opts)
+
+  defp compute(:linear_attention, %{x: x}, params, opts),
+    do: LinearAttention.compute(x, params, opts)
 
   defp compute(:mm_rec_block, %{x: x} = inputs, params, opts) do
     {key, inputs} = Map.pop(inputs, :dropout_key)
