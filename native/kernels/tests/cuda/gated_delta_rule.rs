@@ -64,8 +64,9 @@ fn chunks_agree() {
         let all = inputs(sizes);
         chunked(&device, &Options { qk_l2norm, ..options() }, &all);
         chunked(&device, &Options { qk_l2norm, ..options() }, &without(&all, &["g", "initial_state"]));
-        let ended = with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], -20.0, 0.2));
-        chunked(&device, &Options { qk_l2norm, ..options() }, &ended);
+        let gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], low, 0.2));
+        chunked(&device, &Options { qk_l2norm, ..options() }, &gates(-5.0));
+        agrees_alone::<GatedDeltaRule>(&device, &Options { qk_l2norm, ..options() }, &gates(-200.0), 2.0);
     }
 }
 

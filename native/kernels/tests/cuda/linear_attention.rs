@@ -13,29 +13,36 @@ fn agrees(device: &Device, options: &Options, inputs: &Named<Owned>) {
     both::<LinearAttention, LinearAttentionBackward>(device, (options, options), inputs, 0.0);
 }
 
-/// Lanes with one, two and four columns, rows over 8, 16 and 32 lanes, whole and broken chunks, several blocks and slices.
-#[test]
-fn all_sizes_agree() {
-    let Some(device) = gpu() else { return };
-    for sizes in [
-        [1, 1, 1, 1, 1, 1],
-        [2, 5, 2, 2, 3, 16],
-        [1, 63, 2, 4, 5, 17],
-        [2, 64, 3, 3, 8, 33],
-        [1, 130, 1, 1, 33, 70],
-        [2, 200, 4, 8, 64, 64],
-        [1, 70, 2, 4, 128, 128],
-        [9, 33, 9, 18, 128, 64],
-        [12, 20, 12, 12, 64, 132],
-        [12, 18, 12, 12, 17, 65],
-        [1, 40, 2, 2, 256, 256],
-        [1, 9, 1, 2, 300, 20],
-        [1, 67, 1, 1, 20, 300],
-    ] {
-        for (options, inputs) in calls(sizes) {
-            agrees(&device, &options, &inputs);
+/// A test for each of these sizes, since the kernels for all their types and options take time to compile.
+macro_rules! sizes_agree {
+    ($($name:ident: $sizes:expr;)*) => {
+        mod sizes_agree {
+            $(#[test]
+            fn $name() {
+                let Some(device) = super::gpu() else { return };
+                for (options, inputs) in super::calls($sizes) {
+                    super::agrees(&device, &options, &inputs);
+                }
+            })*
         }
-    }
+    };
+}
+
+// Lanes with one, two and four columns, rows over 8, 16 and 32 lanes, whole and broken chunks, several blocks and slices.
+sizes_agree! {
+    of_ones: [1, 1, 1, 1, 1, 1];
+    of_3_keys: [2, 5, 2, 2, 3, 16];
+    of_5_keys: [1, 63, 2, 4, 5, 17];
+    of_8_keys: [2, 64, 3, 3, 8, 33];
+    of_17_keys: [12, 18, 12, 12, 17, 65];
+    of_20_keys_and_300_values: [1, 67, 1, 1, 20, 300];
+    of_33_keys: [1, 130, 1, 1, 33, 70];
+    of_64_keys: [2, 200, 4, 8, 64, 64];
+    of_64_keys_and_132_values: [12, 20, 12, 12, 64, 132];
+    of_128_keys: [1, 70, 2, 4, 128, 128];
+    of_128_keys_in_many_heads: [9, 33, 9, 18, 128, 64];
+    of_256_keys: [1, 40, 2, 2, 256, 256];
+    of_300_keys: [1, 9, 1, 2, 300, 20];
 }
 
 #[test]
