@@ -139,10 +139,10 @@ pub fn backward(problem: &Problem, inputs: &Named<ArrayD<f64>>) -> Result<Named<
                 let (in_group, a) = (head.of_group(t, i), head.decay(t, i));
                 let (q, k) = (q[in_group], k[in_group]);
                 let mut through_decay = 0.0;
-                for j in 0..values {
+                for (j, dproduct) in dproduct.iter().enumerate() {
                     let at = head.of_values(t, j);
-                    let g = scale * q * dproduct[j] + carry.s[[i, j]];
-                    dq[in_group] += scale * states[t + 1].s[[i, j]] * dproduct[j];
+                    let g = scale * q * dproduct + carry.s[[i, j]];
+                    dq[in_group] += scale * states[t + 1].s[[i, j]] * dproduct;
                     dk[in_group] += g * v[at];
                     dv[at] += g * k;
                     through_decay += g * a * states[t].s[[i, j]];

@@ -74,7 +74,7 @@ impl<'a> Chunked<'a> {
         let fits = |width: &usize| used(*width) <= facts.shared as usize && *width < 2 * values.max(WIDTHS[2]);
         let busy = |width: &usize| 4 * batch * heads * values.div_ceil(*width) >= 3 * facts.multiprocessors as usize;
         let widths = || WIDTHS.into_iter().filter(fits);
-        widths().find(busy).or_else(|| widths().last()).filter(|_| supports(call))
+        widths().find(busy).or_else(|| widths().next_back()).filter(|_| supports(call))
     }
 
     /// Allocates a temporary buffer that lives as long as the call; returns its address.
