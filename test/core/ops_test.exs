@@ -9,7 +9,9 @@ defmodule Sidewinder.OpsTest do
     assert {"D", {:d, "D"}} in called(:selective_scan).optional
     assert {"b", {:bias, "b"}} in called(:linear).optional
     assert [{_, {:wm, "w_mix"}}, {_, {:bm, "b_mix"}}, _] = called(:block_recurrence).optional
-    assert [{"initial_state", :initial_state}] = called(:linear_scan).optional
+
+    assert [{"initial_state", :initial_state}, {"cu_seqlens", :cu_seqlens}] =
+             called(:linear_scan).optional
   end
 
   test "gradients have the options of their ops but those that ask for outputs" do

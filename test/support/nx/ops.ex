@@ -132,9 +132,12 @@ defmodule Sidewinder.NxTest.Ops do
           flag = flag(asked),
           do: {flag, true}
 
-    # The last flag gives the outputs of the flags before it, too.
-    opts ++ Enum.take(Enum.reverse(wanted), 1)
+    opts ++ flags(op, wanted)
   end
+
+  # The last flag gives the outputs of the flags before it, too; but those of linear attention are independent.
+  defp flags("linear_attention", [_ | _]), do: [return_state: true, return_z: true]
+  defp flags(_op, wanted), do: Enum.take(Enum.reverse(wanted), 1)
 
   defp flag({:saved, option}), do: option
   defp flag(asked) when is_tuple(asked) or asked == :always, do: nil
