@@ -21,7 +21,7 @@ struct Dots {
     Parts from_state, to_error, from_error, to_state, q, k;
 };
 
-// What follows from products of steps. `weights` are factors of q and k.
+// What follows from products of steps: weights of q and k in their gradients, and what passes between steps for dg.
 struct Scores {
     STORAGE of_q[CHUNK * STEP_APART], of_k[CHUNK * STEP_APART], of_error[CHUNK * STEP_APART];
     STORAGE of_other[CHUNK * STEP_APART];
@@ -51,6 +51,7 @@ struct Shared {
     Inputs inputs[2];
     Totals totals;
 };
+
 // The work on a chunk after its values.
 struct Work {
     Inputs& inputs;
