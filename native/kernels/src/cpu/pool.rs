@@ -30,18 +30,23 @@ pub fn checked(threads: usize) -> Result<usize> {
 /// Calls `work(i)` for every `i` below `count`, shared among `threads` threads. The caller is one of them. So a short
 /// op does not wait for other threads to wake, and if all others are busy, the caller does everything.
 pub fn for_each(threads: usize, count: usize, work: impl Fn(usize) + Send + Sync) -> Result<()> {
+    each(threads, count, &work)
+}
+
+/// [`for_each`], compiled once for all kinds of work: its hundreds of copies would be a tenth of the library.
+fn each(threads: usize, count: usize, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
     if threads == 1 || count <= 1 {
         (0..count).for_each(work);
         return Ok(());
     }
-    let (shares, work) = (&Shares::new(count, checked(threads)?.min(count)), &work);
+    let shares = Shares::new(count, checked(threads)?.min(count));
     let job = |own| shares.take(own, work);
     if team::run(shares.len(), &job) || crew(threads)?.run(shares.len(), &job) {
         return Ok(());
     }
     pool(threads)?.in_place_scope(|scope| {
-        (1..shares.len()).for_each(|own| scope.spawn(move |_| shares.take(own, work)));
-        shares.take(0, work);
+        (1..shares.len()).for_each(|own| scope.spawn(move |_| job(own)));
+        job(0);
     });
     Ok(())
 }
@@ -87,11 +92,11 @@ impl Shares {
     }
 
     /// Calls `work` with the numbers of share `own`, then with those stolen from other shares.
-    fn take(&self, own: usize, work: impl Fn(usize)) {
+    fn take(&self, own: usize, work: &dyn Fn(usize)) {
         for share in (own..self.len()).chain(0..own) {
             let end = (share + 1) * self.count / self.len();
             let next = || Some(self.next[share].fetch_add(1, Ordering::Relaxed)).filter(|&i| i < end);
-            std::iter::from_fn(next).for_each(&work);
+            std::iter::from_fn(next).for_each(work);
         }
     }
 }
