@@ -38,8 +38,8 @@ defmodule Sidewinder.Mamba do
   @typedoc """
   The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
   the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and what keeps
-  the norms' divisors from 0, `:eps`. The `:mixer` is the kind of its layers. Mamba-2 has `:heads` and `:groups`, and 0 as
-  its rank.
+  the norms' divisors from 0, `:eps`. The `:mixer` is the kind of its layers. Mamba-2 has `:heads`, `:groups` and
+  `:dt_limit`, the bounds of its steps, and 0 as its rank.
   """
   @type config :: %{
           required(:width) => pos_integer,
@@ -52,7 +52,8 @@ defmodule Sidewinder.Mamba do
           required(:eps) => float,
           required(:mixer) => :mamba | :falcon_mamba | :mamba2,
           optional(:heads) => pos_integer,
-          optional(:groups) => pos_integer
+          optional(:groups) => pos_integer,
+          optional(:dt_limit) => {float, float | :infinity}
         }
 
   @typedoc """

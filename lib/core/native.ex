@@ -78,7 +78,7 @@ defmodule Sidewinder.Native do
   def mamba_files(_path), do: missing()
   def mamba_told(_names), do: missing()
   def json_merged(_texts), do: missing()
-  def mamba_names, do: missing()
+  def mamba_names(_model_type), do: missing()
   def mamba_forward_cpu(_model, _input), do: missing()
   def mamba_forward_io(_model, _input), do: missing()
   def mamba_session(_model), do: missing()

@@ -152,6 +152,7 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       for {options, message} <- [
             {[head_size: 0], "head_size: expected a positive integer, got 0"},
             {[a_min: 3.0, a_max: 2.0], "a_max: expected a number not below a_min, 3.0, got 2.0"},
+            {[dt_clamp: {0.2, 0.1}], "dt_clamp: expected {low, high}, two numbers in order"},
             {[states: 3], "states: expected an option out of name, meta, state_size"}
           ] do
         error = assert_raise Sidewinder.Error, fn -> Layer.mamba2_block(x, options) end

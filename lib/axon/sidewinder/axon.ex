@@ -159,8 +159,8 @@ defmodule Sidewinder.Axon do
     do: stack(:gated_delta_net, x, opts, GatedDeltaNet.known(), &gated_delta_net_block/2)
 
   @doc """
-  The `Sidewinder.Mamba` of a model that was trained: `mamba/2` over features, or over an embedding of tokens and
-  with a dense head on top, `Axon.dense/3` or `linear/3`, without bias and activation. It gives the same numbers,
+  The `Sidewinder.Mamba` of a model that was trained: `mamba/2` or `mamba2/2` over features, or over an embedding of tokens
+  and with a dense head on top, `Axon.dense/3` or `linear/3`, without bias and activation. It gives the same numbers,
   within rounding, for whole sequences; with `output: :last` the model gives those of the last step alone.
 
   A head with the weights of the embedding is kept once. Options are those of `Sidewinder.Mamba.new/3`: `:type`,
@@ -192,12 +192,12 @@ defmodule Sidewinder.Axon do
   @doc """
   A model of Axon with the parameters of a `Sidewinder.Mamba`, to be trained on: `{model, state}`.
 
-  Its input is `"tokens"` or, of a backbone, `"features"`. With `name: "mamba"`, the default, layers are named as in
-  `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is `linear/3`. A tied head starts as a copy of the
+  Its layers are `mamba/2` or, of a Mamba-2, `mamba2/2`, and its input is `"tokens"` or, of a backbone, `"features"`. With
+  `name: "mamba"`, the default, layers are named as in `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is `linear/3`. A tied head starts as a copy of the
   embedding, and training makes them differ.
 
-  Raises `Sidewinder.Error` of kind `:argument` for what layers of Axon cannot express: an inner width that is no
-  multiple of the width, or a bias in some layers only.
+  Raises `Sidewinder.Error` of kind `:argument` for what layers of Axon cannot express: a FalconMamba, an inner width
+  that is not a multiple of the width, or a bias in some layers only.
 
       iex> mamba = Sidewinder.Mamba.random(layers: 1, width: 8, vocabulary: 11, backend: :cpu)
       iex> {model, state} = Sidewinder.Axon.from_mamba(mamba)
@@ -355,6 +355,8 @@ defmodule Sidewinder.Axon do
     * `:use_bias` - whether the projections add `in_proj_b` and `out_proj_b`. Defaults to `false`.
 
     * `:conv_bias` - whether the convolution adds `conv_b`. Defaults to `true`.
+
+    * `:dt_clamp` - `{low, high}`, bounds of the steps, `dt_limit` in checkpoints. None by default.
 
     * `:a_min`, `:a_max` - bounds of the initial -A. Default to `1.0` and `16.0`.
 

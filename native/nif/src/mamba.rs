@@ -136,6 +136,10 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Wh
     let mut pairs: Vec<(Term, Term)> =
         sizes.iter().map(|(name, size)| (atom(name).encode(env), size.encode(env))).collect();
     pairs.push((atom("eps").encode(env), eps.encode(env)));
+    if let Mixer::Mamba2(Heads { limit: (low, high), .. }) = mixer {
+        let high = if high.is_finite() { high.encode(env) } else { atom("infinity").encode(env) };
+        pairs.push((atom("dt_limit").encode(env), (low, high).encode(env)));
+    }
     pairs.push((atom("mixer").encode(env), atom(mixer.model_type()).encode(env)));
     let config = Term::map_from_pairs(env, &pairs).expect("distinct names");
     let dtype = atom(model.dtype().name());
@@ -194,10 +198,10 @@ fn mamba_told<'a>(env: Env<'a>, names: Vec<String>) -> Term<'a> {
     answer(env, || Ok(told(names.iter().map(String::as_str)).into_iter().collect::<Vec<_>>()))
 }
 
-/// The weights of a block: `{name, name within a layer of a file}`.
+/// The weights of a block of this `model_type`: `{name, name within a layer of a file}`.
 #[rustler::nif]
-fn mamba_names(env: Env) -> Term {
-    answer(env, || Ok(names().collect::<Vec<_>>()))
+fn mamba_names<'a>(env: Env<'a>, model_type: String) -> Term<'a> {
+    answer(env, || names(&model_type))
 }
 
 /// The input of a model: `{tokens, sizes}` with tokens as 32-bit numbers, or a tensor of features.

@@ -7,12 +7,19 @@ defmodule Sidewinder.Axon.Mamba do
 
   @types [f: 64, f: 32, bf: 16, f: 16]
 
+  # The blocks of Axon, with the `model_type` of checkpoints that have them.
+  @blocks %{mamba_block: "mamba", mamba2_block: "mamba2"}
+
+  # Stands for the infinity that bounds of dt have in configurations: the largest number of f32.
+  @largest 3.4028234663852886e38
+
   ## To a Mamba
 
   def to_mamba(%Axon{} = model, %ModelState{data: data}, options) do
     parts = parts(model)
     tensors = Map.new(tensors(parts, data), fn {name, t} -> {name, Op.to_kernel(t)} end)
-    Mamba.new(config(parts, tensors), untied(tensors), options)
+    config = Map.merge(config(parts, tensors), of_mixer(hd(parts.blocks), tensors))
+    Mamba.new(config, untied(tensors), options)
   end
 
   # The layers of a model, from its output back.
@@ -23,6 +30,7 @@ defmodule Sidewinder.Axon.Mamba do
     {blocks, id} = blocks(graph, last(graph[id], id), [])
     if blocks == [], do: wrong(graph[id], "a Mamba block and a residual connection around it")
     embedding = embedding(graph, graph[id])
+    one_kind!(blocks)
     one_epsilon!(norm, blocks)
     whole!(head, embedding)
     %{embedding: embedding, blocks: blocks, norm: norm, head: head}
@@ -49,7 +57,7 @@ defmodule Sidewinder.Axon.Mamba do
   defp blocks(graph, id, behind) do
     with %{op: :add, parents: [pair]} <- graph[id],
          %{op: :container, parents: [below, block]} <- graph[pair],
-         %{op: :mamba_block, parents: [norm]} = block <- graph[block],
+         %{op: op, parents: [norm]} = block when is_map_key(@blocks, op) <- graph[block],
          %{op: :rms_norm, opts: [epsilon: _], parents: [^below]} = norm <- graph[norm] do
       blocks(graph, below, [{norm, block} | behind])
     else
@@ -66,9 +74,23 @@ defmodule Sidewinder.Axon.Mamba do
 
   defp embedding(_graph, layer), do: wrong(layer, "an embedding or features as an input")
 
+  # What the options of the blocks of Mamba-2 say must be the same in each.
+  defp one_kind!([{_, %{op: op} = first} | others]) do
+    for {_, block} <- others, {block.op, block.opts} != {op, first.opts} do
+      wrong(block, "a block like the first, \"#{first.name}\"", "A Mamba has layers of one kind")
+    end
+
+    groups = first.opts[:norm_groups]
+
+    if groups && groups != first.opts[:groups],
+      do: wrong(first, "a gated norm of each group", "Leave out norm_groups")
+  end
+
   defp one_epsilon!(%{opts: [epsilon: epsilon]}, blocks) do
-    for {%{opts: opts} = norm, _} <- blocks, opts[:epsilon] != epsilon do
-      wrong(norm, "the epsilon of the last norm, #{epsilon}", "A Mamba has one for all norms")
+    for {norm, block} <- blocks,
+        layer <- [norm, block],
+        Keyword.get(layer.opts, :epsilon, epsilon) != epsilon do
+      wrong(layer, "the epsilon of the last norm, #{epsilon}", "A Mamba has one for all norms")
     end
   end
 
@@ -110,7 +132,7 @@ defmodule Sidewinder.Axon.Mamba do
   end
 
   defp block(data, block) do
-    for {name, file} <- names(), name in block.params do
+    for {name, file} <- names(@blocks[block.op]), name in block.params do
       t = param(data, block, name)
       {file, if(name == "conv_w", do: Nx.new_axis(t, 1), else: t)}
     end
@@ -152,23 +174,43 @@ defmodule Sidewinder.Axon.Mamba do
   defp untied(tensors), do: tensors
 
   # A map with the keys of a config.json.
-  defp config(%{blocks: blocks, norm: norm}, tensors) do
-    of_first = &tensors["backbone.layers.0.mixer.#{&1}"].shape
-    {inner, state} = of_first.("A_log")
+  defp config(%{blocks: [{_, block} | _] = blocks, norm: norm}, tensors) do
     {width} = tensors["backbone.norm_f.weight"].shape
     {vocabulary, _} = Map.get(tensors, "backbone.embeddings.weight", %{shape: {0, width}}).shape
 
     %{
+      model_type: @blocks[block.op],
       hidden_size: width,
       num_hidden_layers: length(blocks),
       vocab_size: vocabulary,
-      intermediate_size: inner,
-      state_size: state,
-      time_step_rank: elem(of_first.("dt_proj.weight"), 1),
-      conv_kernel: elem(of_first.("conv1d.weight"), 2),
+      conv_kernel: elem(of_first(tensors, "conv1d.weight"), 2),
       layer_norm_epsilon: norm.opts[:epsilon]
     }
   end
+
+  defp of_mixer({_, %{op: :mamba_block}}, tensors) do
+    {inner, state} = of_first(tensors, "A_log")
+    {_, rank} = of_first(tensors, "dt_proj.weight")
+    %{intermediate_size: inner, state_size: state, time_step_rank: rank}
+  end
+
+  defp of_mixer({_, %{op: :mamba2_block, opts: opts}}, tensors) do
+    {inner} = of_first(tensors, "norm.weight")
+    {heads} = of_first(tensors, "A_log")
+
+    sizes = %{
+      intermediate_size: inner,
+      state_size: opts[:state_size],
+      num_heads: heads,
+      head_dim: div(inner, heads),
+      n_groups: opts[:groups]
+    }
+
+    limit = opts[:dt_clamp]
+    if limit, do: Map.put(sizes, :time_step_limit, Tuple.to_list(limit)), else: sizes
+  end
+
+  defp of_first(tensors, name), do: tensors["backbone.layers.0.mixer.#{name}"].shape
 
   @again "Build the model again without it: layers of the same names take the same state"
 
@@ -184,25 +226,26 @@ defmodule Sidewinder.Axon.Mamba do
     do: Error.new(:argument, argument, [op: "Sidewinder.Axon.to_mamba"] ++ fields)
 
   # Names of a block's parameters here and in checkpoints.
-  defp names, do: Error.unwrap!(Native.mamba_names())
+  defp names(model_type), do: Error.unwrap!(Native.mamba_names(model_type))
 
   ## From a Mamba
 
-  def from_mamba(%Mamba{config: %{mixer: mixer}}, _name) when mixer != :mamba,
-    do: wrong_mamba("layers of the first Mamba", "those of #{mixer}")
+  def from_mamba(%Mamba{config: %{mixer: :falcon_mamba}}, _name),
+    do: wrong_mamba("layers of Mamba or Mamba-2", "those of falcon_mamba")
 
-  def from_mamba(%Mamba{} = mamba, name) do
+  def from_mamba(%Mamba{config: %{mixer: mixer}} = mamba, name) do
     tensors = Mamba.tensors(mamba)
-    blocks = for i <- 0..(mamba.config.layers - 1), do: {i, block_of(tensors, i)}
+    names = names(Atom.to_string(mixer))
+    blocks = for i <- 0..(mamba.config.layers - 1), do: {i, block_of(tensors, names, i)}
     model = model(mamba.config, elem(hd(blocks), 1), name)
-    data = Map.merge(stack(blocks, tensors, name), ends(mamba.config, tensors, name))
+    data = Map.merge(data(blocks, tensors, name), ends(mamba.config, tensors, name))
     same_params!(model, data)
     parameters = Map.new(data, fn {layer, params} -> {layer, Map.keys(params)} end)
     {model, %ModelState{data: data, parameters: parameters, state: %{}, frozen_parameters: %{}}}
   end
 
-  defp block_of(tensors, i) do
-    for {name, file} <- names(),
+  defp block_of(tensors, names, i) do
+    for {name, file} <- names,
         tensor = tensors["backbone.layers.#{i}.#{file}"],
         into: %{} do
       t = Op.from_kernel(tensor)
@@ -210,7 +253,7 @@ defmodule Sidewinder.Axon.Mamba do
     end
   end
 
-  defp stack(blocks, tensors, name) do
+  defp data(blocks, tensors, name) do
     for {i, block} <- blocks,
         {layer, params} <- [
           {"#{name}_#{i}", block},
@@ -249,18 +292,31 @@ defmodule Sidewinder.Axon.Mamba do
     if rem(inner, width) != 0,
       do: wrong_mamba("an inner width that is a multiple of the width, #{width}", "#{inner}")
 
-    Sidewinder.Axon.mamba(x,
+    options = [
       name: name,
       layers: config.layers,
       state_size: config.state,
       expand: div(inner, width),
       kernel_size: config.conv,
-      dt_rank: config.rank,
       epsilon: config.eps,
       use_bias: is_map_key(block, "in_proj_b"),
       conv_bias: is_map_key(block, "conv_b")
-    )
+    ]
+
+    stack(x, config, options)
   end
+
+  defp stack(x, %{mixer: :mamba, rank: rank}, options),
+    do: Sidewinder.Axon.mamba(x, [dt_rank: rank] ++ options)
+
+  defp stack(x, %{mixer: :mamba2, heads: heads, groups: groups} = config, options) do
+    of_heads = [head_size: div(config.inner, heads), groups: groups, dt_clamp: clamp(config)]
+    Sidewinder.Axon.mamba2(x, of_heads ++ options)
+  end
+
+  # Steps are positive without it.
+  defp clamp(%{dt_limit: {low, high}}) when low <= 0 and high >= @largest, do: nil
+  defp clamp(%{dt_limit: {low, high}}), do: {low, min(high, @largest)}
 
   # Checkpoints may have biases where layers of Axon have none.
   defp same_params!(model, data) do

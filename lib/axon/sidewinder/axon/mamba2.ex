@@ -13,13 +13,14 @@ defmodule Sidewinder.Axon.Mamba2 do
       head_size: {64, :size},
       groups: {1, :size},
       norm_groups: {nil, :size},
-      expand: {2, :size}
+      expand: {2, :size},
+      dt_clamp: {nil, :range}
     ] ++ Mixer.options(true)
   end
 
   def block(%Axon{} = x, opts \\ []) do
     opts = options!(:mamba2_block, opts, [name: {nil, :name}, meta: {nil, :any}] ++ known())
-    options = Map.take(opts, [:state_size, :groups, :norm_groups, :epsilon])
+    options = Map.take(opts, [:state_size, :groups, :norm_groups, :epsilon, :dt_clamp])
     params = Mixer.params(opts, &sizes!(&1, opts), ["D"])
     layer(:mamba2_block, [x: x], params, opts, Map.to_list(options))
   end
@@ -41,7 +42,7 @@ defmodule Sidewinder.Axon.Mamba2 do
 
       z, u, dt = split(in_proj x)
       x, B, C = split(silu(causal_conv1d(u)))
-      y = out_proj gated_rms_norm(ssd(x, dt, -exp(A_log), B, C; D, dt_b, softplus), z; norm)
+      y = out_proj gated_rms_norm(ssd(x, dt, -exp(A_log), B, C; D, dt_b, softplus, clamp), z; norm)
   """
   def compute(x, params, %{groups: groups, state_size: state} = opts) do
     {batch, length, _width} = Nx.shape(x)
@@ -57,7 +58,8 @@ defmodule Sidewinder.Axon.Mamba2 do
       |> Sidewinder.ssd(dt, Nx.negate(Nx.exp(params["A_log"])), b, c,
         d: params["D"],
         dt_bias: params["dt_b"],
-        dt_softplus: true
+        dt_softplus: true,
+        dt_clamp: opts.dt_clamp
       )
       |> Nx.reshape({batch, length, inner})
 

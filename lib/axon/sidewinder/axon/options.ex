@@ -44,6 +44,8 @@ defmodule Sidewinder.Axon.Options do
   defp fits?(:positive, number), do: is_number(number) and number > 0
   defp fits?(:number, number), do: is_number(number)
   defp fits?(:integer, integer), do: is_integer(integer)
+  defp fits?(:range, {low, high}), do: is_number(low) and is_number(high) and low <= high
+  defp fits?(:range, _), do: false
   defp fits?(:flag, flag), do: is_boolean(flag)
   defp fits?(:layer, layer), do: is_struct(layer, Axon)
   defp fits?(:layers, {a, b}), do: is_struct(a, Axon) and is_struct(b, Axon)
@@ -62,6 +64,7 @@ defmodule Sidewinder.Axon.Options do
   defp expected(:positive), do: "a positive number"
   defp expected(:number), do: "a number"
   defp expected(:integer), do: "an integer"
+  defp expected(:range), do: "{low, high}, two numbers in order"
   defp expected(:flag), do: "true or false"
   defp expected(:layer), do: "a layer of Axon"
   defp expected(:layers), do: "a pair of layers of Axon"

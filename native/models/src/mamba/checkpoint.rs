@@ -85,23 +85,24 @@ fn heads(config: &Config) -> usize {
     }
 }
 
-/// The weights of a layer of this kind.
-fn parts(mixer: &Mixer) -> &'static [Part] {
-    match mixer {
-        Mixer::Mamba | Mixer::FalconMamba(_) => &MAMBA,
-        Mixer::Mamba2(_) => &MAMBA2,
+/// The weights of a layer of this family.
+fn parts(family: Family) -> &'static [Part] {
+    match family {
+        Family::Mamba | Family::FalconMamba => &MAMBA,
+        Family::Mamba2 => &MAMBA2,
     }
 }
 
-/// The weights of a block: each slot name of
-/// [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock), with its name in a layer of a file.
-pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
-    MAMBA.iter().map(|part| (part.name, part.file))
+/// The weights of a block of this `model_type`: the name of each, with its name in a layer of a file. The first are those
+/// of the slots of [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock).
+pub fn names(model_type: &str) -> Result<Vec<(&'static str, &'static str)>> {
+    let family = Family::of_model_type(model_type)?;
+    Ok(parts(family).iter().map(|part| (part.name, part.file)).collect())
 }
 
 /// The weight with this slot name. Panics if layers of this kind have none.
 pub(super) fn of_block(mixer: &Mixer, name: &str) -> &'static Part {
-    parts(mixer).iter().find(|part| part.name == name).expect("a name of the block's")
+    parts(mixer.family()).iter().find(|part| part.name == name).expect("a name of the block's")
 }
 
 /// The prefix of all tensors in checkpoints of programs that wrap the model in a module, such as Codestral Mamba's.

@@ -31,6 +31,14 @@ impl Family {
         }
     }
 
+    /// The family of that `model_type`.
+    pub fn of_model_type(name: &str) -> Result<Family> {
+        Family::ALL.into_iter().find(|family| family.model_type() == name).ok_or_else(|| {
+            let known = Family::ALL.map(Family::model_type).join(", ");
+            Error::new(Kind::Argument, "model_type").expected(format_args!("one of {known}")).got(name)
+        })
+    }
+
     /// The names in `architectures` for a language model and for a backbone.
     pub fn architectures(self) -> [&'static str; 2] {
         match self {

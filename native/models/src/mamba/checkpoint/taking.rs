@@ -62,7 +62,7 @@ impl Taker<'_> {
     fn layer(&mut self, config: &Config, prefix: &str) -> Option<Layer<Weight>> {
         // Every weight is taken before the first missing one ends the function, so that the error lists all problems.
         let mut found = Named::default();
-        for part in parts(&config.mixer) {
+        for part in parts(config.mixer.family()) {
             found.extend_with(part.name, self.part(config, part, &format!("{prefix}{}", part.file)));
         }
         let norm = self.take(&format!("{prefix}{NORM}"), &[config.width], self.dtype.wide(), false);
