@@ -182,7 +182,7 @@ defmodule Sidewinder.MixProject do
 
   # What our layers build on, and what the scripts in bench/ use.
   @layered [:nx, :exla, :axon, :polaris]
-  @found_elsewhere @layered ++ [:benchee]
+  @found_elsewhere @layered ++ [:benchee, :telemetry]
 
   def project do
     [
@@ -253,6 +253,7 @@ defmodule Sidewinder.MixProject do
       {:nx, "~> 0.12", optional: true},
       {:exla, "~> 0.12", optional: true},
       {:axon, "~> 0.7", optional: true},
+      {:telemetry, "~> 1.0", optional: true},
       {:benchee, "~> 1.3", only: [:dev, :test], runtime: false},
       {:ex_doc, "~> 0.34", only: :dev, runtime: false}
     ]

@@ -33,8 +33,8 @@ defmodule Sidewinder.Compare do
   an op exceeds that of sums, which are in f32: four times the type's own precision is allowed.
   """
 
-  alias Sidewinder.Compare.{Difference, Table}
-  alias Sidewinder.{Device, Error, Kernel, Ops, RandomInputs, Tensor, Timing}
+  alias Sidewinder.Compare.{Chart, Difference, Table}
+  alias Sidewinder.{Device, Error, JSON, Kernel, Ops, RandomInputs, Tensor, Timing}
 
   @cpu ~w(scalar avx2 avx512 amx neon)
   @all @cpu ++ ~w(threads cuda cuda_resident)
@@ -392,4 +392,29 @@ defmodule Sidewinder.Compare do
   @doc "A result as a table to print: milliseconds are the median of the runs that were counted."
   @spec table(result) :: String.t()
   defdelegate table(result), to: Table, as: :text
+
+  @doc """
+  A result as a text of JSON: the fields of `t:result/0`, where `status` is `"ok"`, `"wrong"`, `"error"` or
+  `"unavailable"`, with the reason in `why`, and `inputs` is an object.
+  """
+  @spec json(result) :: String.t()
+  def json(%{inputs: inputs, forward: forward, gradient: gradient} = result) do
+    rows = %{forward: Enum.map(forward, &plain/1), gradient: Enum.map(gradient, &plain/1)}
+    JSON.text(Map.merge(result, Map.put(rows, :inputs, Map.new(inputs))))
+  end
+
+  defp plain(%{status: status} = row) do
+    {status, why} =
+      case status do
+        {:error, error} -> {"error", Exception.message(error)}
+        {status, why} -> {status, why}
+        status -> {status, nil}
+      end
+
+    Map.merge(row, %{status: status, why: why})
+  end
+
+  @doc "A result as an SVG picture, with a bar for the time of each level."
+  @spec svg(result) :: String.t()
+  defdelegate svg(result), to: Chart
 end

@@ -29,7 +29,7 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Device, Error, Kernel, Native, Options, Tensor, Tokenizer}
+  alias Sidewinder.{Device, Error, Kernel, Native, Options, Telemetry, Tensor, Tokenizer}
   alias Sidewinder.Mamba.{Config, Random, Saving}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
@@ -116,8 +116,10 @@ defmodule Sidewinder.Mamba do
     {options, where} = options!(options, @loading)
     {scheduler, target} = Kernel.residence(where)
 
+    loading = loading(options)
+
     path
-    |> Native.mamba_load(loading(options), target)
+    |> Telemetry.load(fn -> Native.mamba_load(path, loading, target) end)
     |> from_native(
       scheduler,
       Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end),

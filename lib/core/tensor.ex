@@ -232,7 +232,14 @@ defmodule Sidewinder.Tensor do
 
   def from_native(error), do: Error.unwrap!(error)
 
-  defp element_bytes(type) do
+  @doc """
+  How many bytes an element of a type has.
+
+      iex> Sidewinder.Tensor.element_bytes(:bf16)
+      2
+  """
+  @spec element_bytes(type) :: pos_integer
+  def element_bytes(type) do
     Map.get(@sizes, type) ||
       raise Error.new(:dtype, "type",
               expected: "f64, f32, bf16, f16, u8, i8, i16, i32 or i64",

@@ -21,7 +21,7 @@ defmodule Sidewinder.Mamba.Session do
       3
   """
 
-  alias Sidewinder.{Device, Error, Mamba, Native, Options, Tensor}
+  alias Sidewinder.{Device, Error, Mamba, Native, Options, Telemetry, Tensor}
   alias Sidewinder.Mamba.Generation
 
   @enforce_keys [:ref, :model]
@@ -54,7 +54,10 @@ defmodule Sidewinder.Mamba.Session do
         do: &Native.mamba_prefill_cpu/3,
         else: &Native.mamba_prefill_io/3
 
-    case Error.unwrap!(call.(ref, rows(input), logits)) do
+    rows = rows(input)
+    work = fn -> call.(ref, rows, logits) end
+
+    case model |> Telemetry.model(:prefill, rows, work) |> Error.unwrap!() do
       nil -> :ok
       tensor -> first(tensor)
     end
@@ -97,11 +100,15 @@ defmodule Sidewinder.Mamba.Session do
   defp no_session(other),
     do: Options.wrong_argument!("sessions", "a session, or a list of them", other)
 
-  defp stepped([%{model: %{scheduler: :cpu}} | _] = sessions, input),
-    do: Error.unwrap!(Native.mamba_step_cpu(refs(sessions), rows(input)))
+  defp stepped([%{model: model} | _] = sessions, input) do
+    refs = refs(sessions)
+    rows = rows(input)
 
-  defp stepped(sessions, input),
-    do: Error.unwrap!(Native.mamba_step_io(refs(sessions), rows(input)))
+    call =
+      if model.scheduler == :cpu, do: &Native.mamba_step_cpu/2, else: &Native.mamba_step_io/2
+
+    model |> Telemetry.model(:step, rows, fn -> call.(refs, rows) end) |> Error.unwrap!()
+  end
 
   defp refs(sessions) do
     unless Options.list?(sessions) and Enum.all?(sessions, &is_struct(&1, __MODULE__)),
@@ -150,7 +157,9 @@ defmodule Sidewinder.Mamba.Session do
     call =
       if model.scheduler == :cpu, do: &Native.mamba_next_cpu/3, else: &Native.mamba_next_io/3
 
-    Error.unwrap!(call.(refs, rows(tokens), samplings))
+    rows = rows(tokens)
+    work = fn -> call.(refs, rows, samplings) end
+    model |> Telemetry.model(:step, rows, work) |> Error.unwrap!()
   end
 
   def next(other, _tokens, _options), do: no_session(other)

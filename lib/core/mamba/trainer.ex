@@ -22,7 +22,7 @@ defmodule Sidewinder.Mamba.Trainer do
       true
   """
 
-  alias Sidewinder.{Error, Mamba, Native, Options}
+  alias Sidewinder.{Error, Mamba, Native, Options, Telemetry}
 
   @options [:learning_rate, :beta1, :beta2, :eps, :weight_decay, :clip]
 
@@ -49,7 +49,7 @@ defmodule Sidewinder.Mamba.Trainer do
 
     * `:learning_rate` - 1.0e-3 by default
     * `:beta1`, `:beta2` - the decays of the means of gradients and of their squares, 0.9 and 0.95 by default
-    * `:eps` - what keeps the divisor from 0, 1.0e-8 by default
+    * `:eps` - added to the divisor of the update, for numerical stability; 1.0e-8 by default
     * `:weight_decay` - 0.1 by default; it concerns matrices, but not `A_log`
     * `:clip` - the norm that larger gradients are scaled down to, 1.0 by default; 0 for any
 
@@ -66,7 +66,9 @@ defmodule Sidewinder.Mamba.Trainer do
           into: %{},
           do: {name, number!(name, value)}
 
-    {loss, norm} = Error.unwrap!(call.(ref, Mamba.fed(sequences), how))
+    fed = Mamba.fed(sequences)
+    work = fn -> call.(ref, fed, how) end
+    {loss, norm} = model |> Telemetry.model(:train, fed, work) |> Error.unwrap!()
     %{loss: loss, norm: norm}
   end
 
