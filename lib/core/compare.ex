@@ -59,6 +59,26 @@ defmodule Sidewinder.Compare do
   ]
 
   @typedoc """
+  How far a tensor is from the reference. `max_rel_err` is the largest difference of an element divided by that element of
+  the reference, or by a thousandth of its tensor's largest if that is more. Where one of two is not a number, both are
+  infinite.
+  """
+  @type difference :: %{
+          max_abs_err: float | :infinity,
+          max_rel_err: float | :infinity,
+          within_tolerance: boolean
+        }
+
+  @typedoc "The times of the runs that were counted, in milliseconds."
+  @type time :: %{
+          mean: float,
+          median: float,
+          std: float,
+          min: float,
+          iterations: pos_integer
+        }
+
+  @typedoc """
   What one level did. Errors and `time` are nil where it failed before them; `time` is in milliseconds.
   `speedup` is by the medians, against the first level after the reference that is `:ok`, and nil unless
   this one is.
@@ -67,11 +87,11 @@ defmodule Sidewinder.Compare do
           level: String.t(),
           label: String.t(),
           status: :ok | :wrong | {:error, Exception.t()} | {:unavailable, String.t()},
-          outputs: %{String.t() => Difference.t()},
+          outputs: %{String.t() => difference},
           max_abs_err: float | :infinity | nil,
           max_rel_err: float | :infinity | nil,
           within_tolerance: boolean,
-          time: Timing.t() | nil,
+          time: time | nil,
           speedup: float | nil
         }
 
@@ -386,7 +406,7 @@ defmodule Sidewinder.Compare do
       iex> Sidewinder.Compare.difference(a, b, rtol: 0, atol: 1)
       %{max_abs_err: 1.5, max_rel_err: 0.375, within_tolerance: false}
   """
-  @spec difference(Tensor.t(), Tensor.t(), keyword(number)) :: Difference.t()
+  @spec difference(Tensor.t(), Tensor.t(), keyword(number)) :: difference
   defdelegate difference(got, expected, tolerance), to: Difference, as: :of
 
   @doc "A result as a table to print: milliseconds are the median of the runs that were counted."

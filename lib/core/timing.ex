@@ -2,13 +2,7 @@ defmodule Sidewinder.Timing do
   @moduledoc false
   # The one way in which run times are measured.
 
-  @type t :: %{
-          mean: float,
-          median: float,
-          std: float,
-          min: float,
-          iterations: pos_integer
-        }
+  @type t :: Sidewinder.Compare.time()
 
   @doc """
   Runs `work` repeatedly; returns its first result, and milliseconds.

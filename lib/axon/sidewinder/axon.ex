@@ -186,7 +186,7 @@ defmodule Sidewinder.Axon do
       1
   """
   @doc type: :model
-  @spec to_mamba(Axon.t(), Axon.ModelState.t(), keyword) :: Sidewinder.Mamba.t()
+  @spec to_mamba(Axon.t(), %Axon.ModelState{}, keyword) :: Sidewinder.Mamba.t()
   defdelegate to_mamba(model, state, options \\ []), to: Sidewinder.Axon.Mamba
 
   @doc """
@@ -207,7 +207,7 @@ defmodule Sidewinder.Axon do
       1
   """
   @doc type: :model
-  @spec from_mamba(Sidewinder.Mamba.t(), keyword) :: {Axon.t(), Axon.ModelState.t()}
+  @spec from_mamba(Sidewinder.Mamba.t(), keyword) :: {Axon.t(), %Axon.ModelState{}}
   def from_mamba(%Sidewinder.Mamba{} = mamba, opts \\ []) do
     %{name: name} = options!(:from_mamba, opts, name: {"mamba", :prefix})
     Sidewinder.Axon.Mamba.from_mamba(mamba, name)
