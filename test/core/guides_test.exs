@@ -36,6 +36,11 @@ defmodule Sidewinder.GuidesTest do
 
   for {_guide, why} <- @missing, do: IO.puts(why)
 
+  for guide <- @exla,
+      not is_map_key(@missing, guide),
+      not Code.ensure_loaded?(Sidewinder.CustomCall),
+      do: IO.puts("#{guide} runs without a compiler, as there is no EXLA")
+
   defp text(guide), do: File.read!(Path.join([@root, "guides", guide]))
 
   # The cell that installs is for Livebook.
