@@ -12,7 +12,7 @@ defmodule Sidewinder.Device do
 
       SIDEWINDER_BACKEND=cuda:1 SIDEWINDER_THREADS=4 SIDEWINDER_ALLOW_TF32=true mix run ...
 
-  `Sidewinder.Kernel` tells what these mean.
+  `Sidewinder.Kernel` describes them.
   """
 
   alias Sidewinder.{Error, Native, Ops, Tensor}
@@ -42,7 +42,7 @@ defmodule Sidewinder.Device do
     * `ops` - for each op where it would run
 
   `why_no_native`, `why_no_gpus` and `why_not` are texts, or nil where there is nothing to explain.
-  Raises `Sidewinder.Error` of kind `:option` if the configuration has values that are none.
+  Raises `Sidewinder.Error` of kind `:option` if the configuration has invalid values.
   """
   @spec info() :: %{
           native: boolean,
@@ -177,7 +177,7 @@ defmodule Sidewinder.Device do
   Reads application configuration and environment anew, then takes what `options` say: `:backend`,
   `:threads` and `:allow_tf32`.
 
-  Raises `Sidewinder.Error` of kind `:option` for values that are none.
+  Raises `Sidewinder.Error` of kind `:option` for invalid values.
   """
   @spec configure(
           backend: backend | String.t(),

@@ -43,8 +43,8 @@ defmodule Sidewinder.KVCache do
     * `:value_width` - the width of values, `width` by default
     * `:device` - `:host`, the default, or `{:cuda, ordinal}`
 
-  Raises `Sidewinder.Error`: of kind `:dtype` for what is no float type, `:shape` and `:option` for sizes and
-  options that are none, `:unavailable` for a device that is not there, and `:memory` where none is left.
+  Raises `Sidewinder.Error`: of kind `:dtype` for a type that is not a float type, `:shape` and `:option` for invalid sizes
+  and options, `:unavailable` for a device that is not there, and `:memory` where no memory is left.
 
       iex> cache = Sidewinder.KVCache.new(:bf16, {1, 8, 64}, capacity: 1024)
       iex> {cache.length, Sidewinder.KVCache.capacity(cache), Sidewinder.KVCache.device(cache)}

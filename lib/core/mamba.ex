@@ -37,8 +37,8 @@ defmodule Sidewinder.Mamba do
 
   @typedoc """
   The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
-  the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and what keeps
-  the norms' divisors from 0, `:eps`. The `:mixer` is the kind of its layers. Mamba-2 has `:heads` and `:groups`, and 0 as
+  the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and the term
+  that the norms add to their divisors, `:eps`. The `:mixer` is the kind of its layers. Mamba-2 has `:heads` and `:groups`, and 0 as
   its rank.
   """
   @type config :: %{
@@ -95,8 +95,8 @@ defmodule Sidewinder.Mamba do
       CPU read them faster. By default files are mapped, so that loading takes no time and processes share them; as long
       as the model lives they must then not be written to or cut short.
     * `:quantize` - `:q8_0`, `:q4_0` or `:ternary`: how the large matrices of layers and head are held, of which steps
-      then read 3.8, 7.1 or 16 times fewer bytes than in f32. With `:q8_0` and `:q4_0`, matrices whose rows are no
-      multiple of 32 stay as they are. Ternary weights are for models that were trained with them. The model's `:type`,
+      then read 3.8, 7.1 or 16 times fewer bytes than in f32. With `:q8_0` and `:q4_0`, matrices whose rows are not
+      a multiple of 32 stay as they are. Ternary weights are for models that were trained with them. The model's `:type`,
       here not `:f64`, is that of the activations between layers; such a model can't be trained. A checkpoint whose matrices
       are quantized (`save/2`, `mix sidewinder.quantize`) needs no `:quantize`, and takes no other format than its own.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
@@ -224,7 +224,7 @@ defmodule Sidewinder.Mamba do
   ends or of its tokenizer is added.
 
   A quantized model is written as it is: a matrix `NAME` as `NAME.q8_0` or `NAME.q4_0`, ternary ones in four parts, as
-  `Sidewinder.Quantized.save!/2` does. File and configuration tell that it is, so that no other reader takes it for one of
+  `Sidewinder.Quantized.save!/2` does. File and configuration say so, so that no other reader takes it for a model of
   floats.
 
   The folder that the model was loaded from may be written to: each file is replaced as a whole. An index of several parts
@@ -249,7 +249,7 @@ defmodule Sidewinder.Mamba do
 
     * `input` - a list of lists of tokens, all of one length, or features, `{B, L, M}`, on the host
 
-  Raises `Sidewinder.Error`, of kind `:argument` for tokens that are none.
+  Raises `Sidewinder.Error`, of kind `:argument` for invalid tokens.
   """
   @spec forward(t, [tokens] | Tensor.t()) :: Tensor.t()
   def forward(%__MODULE__{ref: ref, scheduler: scheduler}, input) do

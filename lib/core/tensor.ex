@@ -58,7 +58,7 @@ defmodule Sidewinder.Tensor do
   A tensor of a flat list of numbers, rounded to `type`. For a mask the list may be of `true` and
   `false` too.
 
-  Raises `Sidewinder.Error` as `new/3` does, and of kind `:argument` if an element is no number, or for
+  Raises `Sidewinder.Error` as `new/3` does, and of kind `:argument` if an element is not a number, or for
   `:u8` no whole number from 0 to 255.
 
       iex> Sidewinder.Tensor.from_list([1, 2.5, -3], :bf16, {3})
@@ -120,7 +120,7 @@ defmodule Sidewinder.Tensor do
   Rounds the values to another type. The tensor must be on the host.
 
   Raises `Sidewinder.Error` of kind `:argument` where a value for an integer type is not a whole number in its
-  range (for `:i64`, exact in f64), and of kind `:dtype` for a type that is none.
+  range (for `:i64`, exact in f64), and of kind `:dtype` for an unknown type.
 
       iex> Sidewinder.Tensor.cast(Sidewinder.Tensor.from_list([0.1], :f32, {1}), :f64)
       #Sidewinder.Tensor<f64 (1) [0.10000000149011612]>

@@ -149,8 +149,8 @@ defmodule Sidewinder.Transformer do
   @doc """
   The logits of the token after each token, `{B, L, V}`, of whole sequences.
 
-  `options` are those of `Sidewinder.Kernel`. Raises `Sidewinder.Error`, of kind `:argument` for tokens that
-  are none.
+  `options` are those of `Sidewinder.Kernel`. Raises `Sidewinder.Error`, of kind `:argument` for invalid
+  tokens.
   """
   @spec forward(t, tokens, keyword) :: Tensor.t()
   def forward(%__MODULE__{} = model, tokens, options \\ []) do

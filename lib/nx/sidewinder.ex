@@ -80,7 +80,7 @@ defmodule Sidewinder do
 
   With `compiler: EXLA` an op, and its gradient, is a custom call in XLA's own program (`Sidewinder.CustomCall`): the
   same kernel, on XLA's memory where it lies, on a GPU on XLA's stream. The program runs where its client is, so of the
-  options above `backend: :nx` alone matters there: it leaves the op to XLA. `Sidewinder.Device.info/0` tells whether
+  options above `backend: :nx` alone matters there: it leaves the op to XLA. `Sidewinder.Device.info/0` says whether
   EXLA runs the kernels.
 
   Compilers other than EXLA and `Nx.Defn.Evaluator` get an `Nx.block/4`, whose struct they may lower to a call of
@@ -1049,7 +1049,7 @@ defmodule Sidewinder do
       P[i,j] = exp(S[i,j]) / sum exp(S[i,j])          over visible j
       y[i] = sum P[i,j] v[j]                          lse[i] = ln sum exp(S[i,j])
 
-  A query that sees nothing has `y` 0, `lse` -infinity and no gradient. Shapes, with H heads of queries, L
+  A query with no visible key has `y` 0, `lse` -infinity and no gradient. Shapes, with H heads of queries, L
   queries and M keys of a head, or as `:layout` has them:
 
     * `q` - `{B, H, L, W}`
@@ -1059,10 +1059,10 @@ defmodule Sidewinder do
   Options besides those of `Sidewinder`:
 
     * `:scale` - `1 / sqrt(W)` by default
-    * `:causal` - whether a query sees no later keys; `false` by default
+    * `:causal` - whether a query attends only to keys up to its own position; `false` by default
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
-      query sees all
-    * `:mask` - of integers, best of type u8, not 0 where a query sees a key. Its shape is
+      query attends to all keys
+    * `:mask` - of integers, best of type u8, not 0 where a query attends to a key. Its shape is
       `{B, H, L, M}` in every layout; each axis may have size 1, and leading axes may be missing.
       It has no gradient.
     * `:bias` - of the same shapes, f32 (f64 for f64)
@@ -1102,7 +1102,7 @@ defmodule Sidewinder do
   tokens of the cache and then the new ones, and
 
     * `:cached` - how many tokens the cache has; 0 by default
-    * `:causal` - whether a token sees no later ones; `true` by default
+    * `:causal` - whether a token attends only to itself and earlier tokens; `true` by default
 
   Returns `{y, keys, values}`, the cache with the new tokens in it. Rows of `y` are those of one causal pass of
   `attention/4` over all tokens. Raises `Sidewinder.Error` as `selective_scan/6` does.
@@ -1177,7 +1177,7 @@ defmodule Sidewinder do
   Options besides those of `Sidewinder`:
 
     * `:heads` - how many there are, a divisor of D; 1 by default
-    * `:causal` - whether a token sees no later ones; `false` by default
+    * `:causal` - whether a token attends only to itself and earlier tokens; `false` by default
     * `:rope_theta` - the base of rotary angles, and `:pairing`, as in `rope/2`; no rotation by default
     * `:mask` - as in `attention/4`, of shapes that repeat to `{B, H, L, L}`
 
@@ -1447,7 +1447,7 @@ defmodule Sidewinder do
       q = h waq' + baq + q_in / 2                     each split into H heads of D / H adjacent columns
       y = attention(q, k_mem, v_mem) wao' + bao
 
-  The memory is not projected, and every row sees all of its slots. With the width D of the model and H heads:
+  The memory is not projected, and every row attends to all of its slots. With the width D of the model and H heads:
 
     * `h` - `{B, L, D}`
     * `k_mem`, `v_mem` - `{B, S, D}`, or `{1, S, D}` for all of the batch, such as a level of `hds_construct/3`

@@ -863,11 +863,11 @@ defmodule Sidewinder.Axon do
 
   ## Options
 
-    * `:causal` - whether a query sees no later keys. Defaults to `false`.
+    * `:causal` - whether a query attends only to keys up to its own position. Defaults to `false`.
 
     * `:scale`, `:q_offset`, `:layout` - as in `Sidewinder.attention/4`
 
-    * `:mask` - a layer of integers, not 0 where a query sees a key, of a shape that repeats to
+    * `:mask` - a layer of integers, not 0 where a query attends to a key, of a shape that repeats to
       `{batch, heads, queries, keys}`
 
   ## Examples
@@ -910,7 +910,7 @@ defmodule Sidewinder.Axon do
 
     * `:heads` - how many there are, a divisor of D. Defaults to `1`.
 
-    * `:causal` - whether a token sees no later ones. Defaults to `false`.
+    * `:causal` - whether a token attends only to itself and earlier tokens. Defaults to `false`.
 
     * `:rope_theta` - the base of rotary angles. Defaults to `nil`, no rotation.
 

@@ -21,7 +21,7 @@ defmodule Sidewinder.Kernel.Attention do
 
       S[i,j] = scale q[i].k[j] + bias[i,j]            y[i] = sum_j softmax(S[i])[j] v[j]
 
-  over the keys `j` that query `i` sees.
+  over the keys `j` that query `i` attends to.
 
     * `q` - `{B, H, L, W}`
     * `k` - `{B, K, M, W}`
@@ -30,15 +30,15 @@ defmodule Sidewinder.Kernel.Attention do
   Options besides those of `Sidewinder.Kernel`:
 
     * `:scale` - `1 / sqrt(W)` by default
-    * `:causal` - whether query `i` sees no keys after `i + q_offset`; `false` by default
+    * `:causal` - whether query `i` attends only to keys up to `i + q_offset`; `false` by default
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
-      query sees all keys
-    * `:mask` - of a shape that broadcasts to `{B, H, L, M}`, not 0 where a query sees a key
+      query attends to all keys
+    * `:mask` - of a shape that broadcasts to `{B, H, L, M}`, not 0 where a query attends to a key
     * `:bias` - of a shape that broadcasts to `{B, H, L, M}`
     * `:layout` - `:heads_first`, the default, or `:heads_last`
     * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`: `ln sum_j exp(S[i,j])`
 
-  A query that sees nothing has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,
+  A query with no visible key has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,
   unless an option returns more.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
@@ -105,7 +105,7 @@ defmodule Sidewinder.Kernel.Attention do
     * `cache` - a `Sidewinder.KVCache` of the type, batch, heads and widths of `k` and `v`, on their device
 
   Options besides those of `Sidewinder.Kernel`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias`
-  for the keys of the cache and then the new ones, and `:causal` - whether a token sees no later ones, `true`
+  for the keys of the cache and then the new ones, and `:causal` - whether a token attends only to itself and earlier tokens, `true`
   by default.
 
   Returns `{y, cache}`, the latter with the new rows. Rows of `y`, `{B, H, L, V}`, are those of one causal
@@ -220,7 +220,7 @@ defmodule Sidewinder.Kernel.Attention do
   Options besides those of `Sidewinder.Kernel`:
 
     * `:heads` - 1 by default
-    * `:causal` - whether a token sees no later ones; `false` by default
+    * `:causal` - whether a token attends only to itself and earlier tokens; `false` by default
     * `:rope_theta` - rotates queries and keys as `rope/2`, with its `:pairing`; no rotation by default
     * `:mask` - of a shape that broadcasts to `{B, H, L, L}`
     * `:cache` - a `Sidewinder.KVCache` of `{B, H, D / H}`. Tokens attend to those in it before their own, are

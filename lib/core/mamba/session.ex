@@ -29,7 +29,7 @@ defmodule Sidewinder.Mamba.Session do
 
   @type t :: %__MODULE__{ref: reference, model: Mamba.t()}
 
-  @doc "A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where there is none left."
+  @doc "A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where no memory is left."
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model), do: held(model, Native.mamba_session(model.ref))
   def new(other), do: Mamba.no_model(other)

@@ -25,7 +25,7 @@ defmodule Sidewinder.MMRec.Memory do
 
   Functions that are about one layer take the option `:layer`, 0 by default. All raise `Sidewinder.Error`: of kind
   `:option` or `:argument` for arguments that are no tensors, `:shape` and `:dtype` for tensors that do not fit the
-  memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
+  memory, `:unavailable` for a device that is not there, and `:memory` where no memory is left.
   """
 
   alias Sidewinder.{Error, Kernel, Options, RandomInputs, Tensor}
