@@ -409,13 +409,25 @@ defmodule Sidewinder.Compare do
   @spec difference(Tensor.t(), Tensor.t(), keyword(number)) :: difference
   defdelegate difference(got, expected, tolerance), to: Difference, as: :of
 
-  @doc "A result as a table to print: milliseconds are the median of the runs that were counted."
+  @doc """
+  A result as a table to print: milliseconds are the median of the runs that were counted.
+
+      iex> [x, w] = for _ <- 1..2, do: Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> result = Sidewinder.Compare.levels(:linear, [x: x, w: w], max_ms: 1, levels: ["scalar"])
+      iex> Sidewinder.Compare.table(result) =~ "linear: x f32 (1, 1), w f32 (1, 1)"
+      true
+  """
   @spec table(result) :: String.t()
   defdelegate table(result), to: Table, as: :text
 
   @doc """
   A result as a text of JSON: the fields of `t:result/0`, where `status` is `"ok"`, `"wrong"`, `"error"` or
   `"unavailable"`, with the reason in `why`, and `inputs` is an object.
+
+      iex> [x, w] = for _ <- 1..2, do: Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> result = Sidewinder.Compare.levels(:linear, [x: x, w: w], gradient: false, levels: [])
+      iex> Sidewinder.Compare.json(result) =~ ~S|"inputs": {"w": "f32 (1, 1)", "x": "f32 (1, 1)"}, "ok?": true|
+      true
   """
   @spec json(result) :: String.t()
   def json(%{inputs: inputs, forward: forward, gradient: gradient} = result) do
@@ -434,7 +446,15 @@ defmodule Sidewinder.Compare do
     Map.merge(row, %{status: status, why: why})
   end
 
-  @doc "A result as an SVG picture, with a bar for the time of each level."
+  @doc """
+  A result as an SVG picture, with a bar for the time of each level.
+
+      iex> [x, w] = for _ <- 1..2, do: Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> result = Sidewinder.Compare.levels(:linear, [x: x, w: w], max_ms: 1, levels: ["scalar"])
+      iex> "<svg " <> _ = Sidewinder.Compare.svg(result)
+      iex> Sidewinder.Compare.svg(result) =~ "scalar, 1 thread"
+      true
+  """
   @spec svg(result) :: String.t()
   defdelegate svg(result), to: Chart
 end

@@ -180,6 +180,10 @@ defmodule Sidewinder.Kernel do
   @doc """
   Where a long-lived value, such as a model, would be placed: with the backend `:auto` on CUDA device 0 if that can be
   used and no CPU level or number of threads is given. The options are those of `plan/4`.
+
+      iex> {:cpu, target} = Sidewinder.Kernel.residence(backend: :cpu, threads: 2)
+      iex> {target.device, target.threads}
+      {nil, 2}
   """
   @spec residence(keyword) :: plan
   def residence(where \\ []) do

@@ -98,11 +98,21 @@ defmodule Sidewinder.KVCache do
   defp held(cache, %Held{tensors: [keys, values], written: written}),
     do: %{cache | keys: keys, values: values, written: written}
 
-  @doc "How many rows there is room for before memory grows."
+  @doc """
+  How many rows there is room for before memory grows.
+
+      iex> Sidewinder.KVCache.capacity(Sidewinder.KVCache.new(:f32, {1, 2, 4}, capacity: 7))
+      7
+  """
   @spec capacity(t) :: non_neg_integer
   def capacity(%__MODULE__{keys: %{shape: {_batch, _heads, capacity, _width}}}), do: capacity
 
-  @doc "Where it lives."
+  @doc """
+  Where it lives.
+
+      iex> Sidewinder.KVCache.device(Sidewinder.KVCache.new(:f32, {1, 2, 4}))
+      :host
+  """
   @spec device(t) :: Tensor.device()
   def device(%__MODULE__{keys: keys}), do: Tensor.device(keys)
 

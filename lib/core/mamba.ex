@@ -109,6 +109,12 @@ defmodule Sidewinder.Mamba do
 
   Raises `Sidewinder.Error`, of kind `:file` for a checkpoint that is missing, damaged or not that of a Mamba model:
   one error names all tensors that are missing, have a wrong shape, or do not belong there.
+
+      iex> folder = Path.join(System.tmp_dir!(), "sidewinder-load-\#{System.pid()}")
+      iex> Sidewinder.Mamba.save(Sidewinder.Mamba.random(layers: 1, width: 32, vocabulary: 11, backend: :cpu), folder)
+      iex> Sidewinder.Mamba.load(folder, quantize: :q8_0, backend: :cpu)
+      #Sidewinder.Mamba<1 layers of 32, vocabulary 11, f32>
+      iex> File.rm_rf!(folder)
   """
   @spec load(Path.t(), keyword) :: t
   def load(path, options \\ []) do
@@ -135,6 +141,11 @@ defmodule Sidewinder.Mamba do
   have. Options as in `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a
   model: its tokenizer and ends are the defaults, and `save/2` keeps its configuration and files. An example is the model
   before training.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> tensors = Sidewinder.Mamba.tensors(model)
+      iex> Sidewinder.Mamba.new(nil, tensors, type: :bf16, backend: :cpu)
+      #Sidewinder.Mamba<1 layers of 16, vocabulary 11, bf16>
   """
   @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
   def new(config, tensors, options \\ []) do
@@ -250,6 +261,10 @@ defmodule Sidewinder.Mamba do
     * `input` - a list of lists of tokens, all of one length, or features, `{B, L, M}`, on the host
 
   Raises `Sidewinder.Error`, of kind `:argument` for invalid tokens.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> Sidewinder.Mamba.forward(model, [[1, 2, 3], [4, 5, 6]]).shape
+      {2, 3, 11}
   """
   @spec forward(t, [tokens] | Tensor.t()) :: Tensor.t()
   def forward(%__MODULE__{ref: ref, scheduler: scheduler}, input) do

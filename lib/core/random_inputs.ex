@@ -83,6 +83,10 @@ defmodule Sidewinder.RandomInputs do
 
   Raises `Sidewinder.Error` for an unknown op, letter, name or type, and for sizes that are
   impossible.
+
+      iex> [{"x", x}, {"w", w}] = Sidewinder.RandomInputs.make(:rms_norm, shape: "2x3", type: :bf16)
+      iex> {x.type, x.shape, w.shape}
+      {:bf16, {2, 3}, {3}}
   """
   @spec make(atom | String.t(), keyword) :: [{String.t(), Tensor.t()}]
   def make(op, options \\ []) do

@@ -135,6 +135,10 @@ defmodule Sidewinder.Tensor do
   A copy on a CUDA device, or the tensor itself if it is there already.
 
   Raises `Sidewinder.Error` of kind `:unavailable` where there is no such device.
+
+      iex> tensor = Sidewinder.Tensor.from_list([1], :f32, {1})
+      iex> Sidewinder.Tensor.to_device(tensor, :host) == tensor
+      true
   """
   @spec to_device(t, {:cuda, non_neg_integer} | :host) :: t
   def to_device(%__MODULE__{} = tensor, :host), do: to_host(tensor)
@@ -215,11 +219,21 @@ defmodule Sidewinder.Tensor do
       else: wrong_shape(shape)
   end
 
-  @doc "All types, by name."
+  @doc """
+  All types, by name.
+
+      iex> :u8 in Sidewinder.Tensor.types()
+      true
+  """
   @spec types() :: [type]
   def types, do: @types
 
-  @doc "The types that ops compute with: all but those of integers."
+  @doc """
+  The types that ops compute with: all but those of integers.
+
+      iex> Enum.sort(Sidewinder.Tensor.float_types())
+      [:bf16, :f16, :f32, :f64]
+  """
   @spec float_types() :: [type]
   def float_types, do: @types -- @integers
 

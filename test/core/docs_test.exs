@@ -40,6 +40,47 @@ defmodule Sidewinder.DocsTest do
     end
   end
 
+  # These read files of other programs, change what the whole VM does, or take every weight of a large block; the tests call
+  # them. Servings are shown in a guide.
+  @without_example [
+    {Sidewinder.GGUF, :index, 1},
+    {Sidewinder.GGUF, :metadata, 1},
+    {Sidewinder.GGUF, :load!, 2},
+    {Sidewinder.Tokenizer, :open, 1},
+    {Sidewinder.Quantized, :from_bitnet, 3},
+    {Sidewinder.Kernel.Ternary, :from_bitnet, 3},
+    {Sidewinder.Device, :configure, 1},
+    {Sidewinder.Kernel.MMRec, :mmrec_block_backward, 5},
+    {Sidewinder.Kernel.MMRec, :multi_memory_attention_backward, 6},
+    {Sidewinder.Mamba, :serving, 2},
+    {Sidewinder.Reference, :demo_levels, 0}
+  ]
+
+  test "every public function is called in an example that runs, in its doc or in another of its module" do
+    lacking =
+      for {module, doc, docs} <- @modules,
+          not (inspect(module) =~ ~r/^Sidewinder\.Block\.|^Mix/) do
+        texts = [doc | for({_, _, doc, _} <- public(docs), do: doc)]
+
+        examples =
+          for %{"en" => text} <- texts,
+              [line] <- Regex.scan(~r/^ *(?:iex|\.\.\.)>.*/m, text),
+              do: line
+
+        for {name, arity, _, _} <- public(docs), not generated?(name) do
+          call = ~r/\b#{Regex.escape(Atom.to_string(name))}(?!\w)/
+          unless Enum.any?(examples, &(&1 =~ call)), do: {module, name, arity}
+        end
+      end
+
+    lacking = lacking |> Enum.concat() |> Enum.reject(&is_nil/1)
+    assert lacking -- @without_example == []
+    loaded = for {module, _, _} <- @modules, do: module
+
+    assert for({module, _, _} = known <- @without_example -- lacking, module in loaded, do: known) ==
+             []
+  end
+
   # Those of exceptions and of Mix tasks.
   defp generated?(name), do: name in [:exception, :message, :run, :__struct__]
 

@@ -171,6 +171,12 @@ defmodule Sidewinder.Kernel.Attention do
   @doc """
   The gradient of `rope/2`, with its options: a map of `:dx`. `x` may be any tensor of the right shape, such
   as `dy`.
+
+      iex> x = Sidewinder.Tensor.from_list([1, 2, 3, 4], :f32, {1, 1, 1, 4})
+      iex> y = Sidewinder.Kernel.Attention.rope(x, first_position: 1)
+      iex> %{dx: dx} = Sidewinder.Kernel.Attention.rope_backward(x, y, first_position: 1)
+      iex> Enum.map(Sidewinder.Tensor.to_list(dx), &Float.round(&1, 4))
+      [1.0, 2.0, 3.0, 4.0]
   """
   @spec rope_backward(Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
   def rope_backward(x, dy, options \\ []),
@@ -238,7 +244,15 @@ defmodule Sidewinder.Kernel.Attention do
   @spec mha(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t() | {Tensor.t(), KVCache.t()}
   def mha(x, weights, options \\ []), do: layer(:mha, x, weights, options)
 
-  @doc "The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`."
+  @doc """
+  The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> weights = %{wqkv: from_list([0, 0, 2], :f32, {3, 1}), wo: from_list([1], :f32, {1, 1})}
+      iex> [x, dy] = for v <- [[1, 3], [1, 0]], do: from_list(v, :f32, {1, 2, 1})
+      iex> Sidewinder.Kernel.Attention.mha_backward(x, weights, dy, causal: true).dx
+      #Sidewinder.Tensor<f32 (1, 2, 1) [2.0, 0.0]>
+  """
   @spec mha_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def mha_backward(x, weights, dy, options \\ []),
     do: layer_backward(:mha_backward, x, weights, dy, options)
@@ -254,6 +268,11 @@ defmodule Sidewinder.Kernel.Attention do
 
   Options are those of `mha/3`, and `:eps` of the norms, `1.0e-5` by default. Returns `y`, `{B, L, D}`, or
   with a cache `{y, cache}`.
+
+      iex> [block] = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11).blocks
+      iex> x = Sidewinder.RandomInputs.normal({1, 3, 8}, :f32, 1, :x)
+      iex> Sidewinder.Kernel.Attention.transformer_block(x, block, heads: 2, causal: true).shape
+      {1, 3, 8}
   """
   @spec transformer_block(Tensor.t(), Kernel.weights(), keyword) ::
           Tensor.t() | {Tensor.t(), KVCache.t()}
@@ -262,6 +281,12 @@ defmodule Sidewinder.Kernel.Attention do
 
   @doc """
   The gradient of `transformer_block/3`, with its options: a map of `:dx` and the gradients of all weights.
+
+      iex> [block] = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11).blocks
+      iex> [x, dy] = for name <- [:x, :dy], do: Sidewinder.RandomInputs.normal({1, 3, 8}, :f32, 1, name)
+      iex> gradients = Sidewinder.Kernel.Attention.transformer_block_backward(x, block, dy, heads: 2)
+      iex> {gradients.dx.shape, gradients.dwqkv.shape}
+      {{1, 3, 8}, {24, 8}}
   """
   @spec transformer_block_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()

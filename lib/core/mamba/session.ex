@@ -29,7 +29,14 @@ defmodule Sidewinder.Mamba.Session do
 
   @type t :: %__MODULE__{ref: reference, model: Mamba.t()}
 
-  @doc "A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where no memory is left."
+  @doc """
+  A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where no memory is left.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> Session.length(session)
+      0
+  """
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model), do: held(model, Native.mamba_session(model.ref))
   def new(other), do: Mamba.no_model(other)
@@ -41,6 +48,11 @@ defmodule Sidewinder.Mamba.Session do
 
   With `logits: true` it returns the model's output for the last of them: logits, `{V}`, or normed features, `{M}`;
   otherwise `:ok`.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> {Session.prefill(session, [1, 2]), Session.prefill(session, [3], logits: true).shape}
+      {:ok, {11}}
   """
   @spec prefill(t, Mamba.tokens() | Tensor.t(), keyword) :: :ok | Tensor.t()
   def prefill(session, input, options \\ [])
@@ -181,17 +193,42 @@ defmodule Sidewinder.Mamba.Session do
     end
   end
 
-  @doc "How many tokens or frames it has seen."
+  @doc """
+  How many tokens or frames it has seen.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> Session.prefill(session, [1, 2, 3])
+      iex> Session.length(session)
+      3
+  """
   @spec length(t) :: non_neg_integer
   def length(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_length(ref))
   def length(other), do: no_session(other)
 
-  @doc "A copy of the session; from here on the two are independent."
+  @doc """
+  A copy of the session; from here on the two are independent.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> other = Session.fork(session)
+      iex> Session.step(session, 1)
+      iex> {Session.length(session), Session.length(other)}
+      {1, 0}
+  """
   @spec fork(t) :: t
   def fork(%__MODULE__{ref: ref, model: model}), do: held(model, Native.mamba_fork(ref))
   def fork(other), do: no_session(other)
 
-  @doc "Forgets all that it has seen."
+  @doc """
+  Forgets all that it has seen.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> Session.prefill(session, [1, 2, 3])
+      iex> {Session.reset(session), Session.length(session)}
+      {:ok, 0}
+  """
   @spec reset(t) :: :ok
   def reset(%__MODULE__{ref: ref}) do
     {} = Error.unwrap!(Native.mamba_reset(ref))
@@ -203,6 +240,11 @@ defmodule Sidewinder.Mamba.Session do
   @doc """
   The session as a binary, to be kept or sent: the bytes of a safetensors file with `conv_state`, `ssm_state`,
   `length` and `seen`, a bit for each token of the vocabulary.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> session |> Session.dump() |> Sidewinder.Safetensors.decode() |> Map.keys()
+      ["conv_state", "length", "seen", "ssm_state"]
   """
   @spec dump(t) :: binary
   def dump(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_dump(ref))

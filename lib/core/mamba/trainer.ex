@@ -35,6 +35,11 @@ defmodule Sidewinder.Mamba.Trainer do
   Starts from the weights of a language model, which it copies.
 
   Raises `Sidewinder.Error` of kind `:argument` for a backbone, and for a FalconMamba.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model)
+      iex> trainer.model == model
+      true
   """
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model),
@@ -55,6 +60,12 @@ defmodule Sidewinder.Mamba.Trainer do
 
   Raises `Sidewinder.Error` for invalid tokens and, naming `learning_rate`, where loss or gradient are not finite: the
   weights are then unchanged.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model)
+      iex> %{loss: loss, norm: norm} = Sidewinder.Mamba.Trainer.step(trainer, [[1, 2, 3], [4, 5, 6]])
+      iex> loss > 0 and norm > 0
+      true
   """
   @spec step(t, [Mamba.tokens()], keyword) :: %{loss: float, norm: float}
   def step(%__MODULE__{ref: ref, model: model}, sequences, options \\ []) do
@@ -83,6 +94,11 @@ defmodule Sidewinder.Mamba.Trainer do
 
   Options are those of `Sidewinder.Mamba.new/3`; by default it is where the trainer is, in the trainer's type, with the
   tokenizer of the model that it started from.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model)
+      iex> Sidewinder.Mamba.Trainer.model(trainer, type: :bf16).type
+      :bf16
   """
   @spec model(t, keyword) :: Mamba.t()
   def model(%__MODULE__{} = trainer, options \\ []), do: Mamba.learnt(trainer, options)
