@@ -1,46 +1,55 @@
-# What the events of `Sidewinder.Telemetry` cost a call that no handler listens to, and one with a handler:
+# What the events of `Sidewinder.Telemetry` cost a call, and for comparison the smallest call of an op:
 #
-#     mix run bench/telemetry.exs
+#     mix run bench/telemetry.exs [RESULT.json]
 #
-# Nanoseconds, the least of many short rounds, of a call without work, and for comparison of the smallest
-# call of an op.
+# Nanoseconds, the least of many short rounds, which other processes disturb least. A call without work, less that work.
+
+Code.require_file("machine.exs", __DIR__)
 
 defmodule TelemetryBench do
   alias Sidewinder.{Kernel, Telemetry, Tensor}
 
-  @calls 2_000
-  @rounds 300
+  @calls 200
+  @rounds 1_000
   @event [:sidewinder, :call, :stop]
 
-  def run do
-    tensor = Tensor.from_list([1, 2], :f32, {1, 2})
-    weight = Tensor.from_list([1, 2], :f32, {2})
-    inputs = for i <- 1..5, do: {"x#{i}", Tensor.to_native(tensor)}
-    answer = {%{device: nil, level: nil, threads: 1}, {:ok, %{}}}
-    work = fn -> answer end
-    call = fn -> Telemetry.call(:op, inputs, work) end
-    op = fn -> Kernel.run(:rms_norm, [x: tensor, w: weight], %{}) end
-
-    bare = least(work)
-    report("nobody listens", least(call) - bare)
-    report("the smallest call of an op", least(op))
-
-    if running?() do
-      apply(:telemetry, :attach, ["bench", @event, &__MODULE__.nothing/4, nil])
-      report("with a handler", least(call) - bare)
-    end
+  def run(out) do
+    rows = [nobody_listens: span(), smallest_call: least(&smallest/0)] ++ listened()
+    for {what, ns} <- rows, do: IO.puts("#{String.pad_trailing("#{what}", 16)} #{round(ns)} ns")
+    if out, do: File.write!(out, Machine.result(Enum.map(rows, &json/1)))
   end
 
   def nothing(_event, _measurements, _metadata, _config), do: :ok
 
-  defp running?, do: List.keymember?(Application.started_applications(), :telemetry, 0)
+  # By `apply`, because :telemetry may not be there.
+  defp listened do
+    if List.keymember?(Application.started_applications(), :telemetry, 0) do
+      apply(:telemetry, :attach, ["bench", @event, &__MODULE__.nothing/4, nil])
+      [with_a_handler: span()]
+    else
+      []
+    end
+  end
+
+  # Of five inputs and no output.
+  defp span do
+    inputs = for i <- 1..5, do: {"x#{i}", Tensor.to_native(vector())}
+    answer = {%{device: nil, level: nil, threads: 1}, {:ok, %{}}}
+    work = fn -> answer end
+    least(fn -> Telemetry.call(:op, inputs, work) end) - least(work)
+  end
+
+  defp smallest, do: Kernel.run(:rms_norm, [x: row(), w: vector()], %{})
+
+  defp row, do: %Tensor{vector() | shape: {1, 2}}
+
+  defp vector,
+    do: %Tensor{type: :f32, shape: {2}, data: <<1.0::float-32-native, 2.0::float-32-native>>}
 
   defp least(work), do: Enum.min(for _ <- 1..@rounds, do: sample(work))
 
   # In a process of its own, whose heap is small.
-  defp sample(work) do
-    Task.await(Task.async(fn -> timed(work) end), :infinity)
-  end
+  defp sample(work), do: Task.await(Task.async(fn -> timed(work) end), :infinity)
 
   defp timed(work) do
     start = :os.perf_counter(:nanosecond)
@@ -55,7 +64,7 @@ defmodule TelemetryBench do
     repeat(work, left - 1)
   end
 
-  defp report(what, ns), do: IO.puts("#{String.pad_trailing(what, 28)} #{round(ns)} ns")
+  defp json({what, ns}), do: ~s({"what": "#{what}", "ns": #{round(ns)}})
 end
 
-TelemetryBench.run()
+TelemetryBench.run(List.first(System.argv()))

@@ -42,8 +42,8 @@ defmodule Sidewinder.Telemetry do
   calls of pure Nx, nor custom calls in programs of XLA, which never pass through Elixir.
 
   `:telemetry` is optional: Nx depends on it, and without Nx it is a dependency of the project that wants the events. They
-  are sent while the applications `:sidewinder` and `:telemetry` run. Where no handler is attached to an event, a call does
-  not take the time; `bench/telemetry.exs` measures what is left.
+  are sent while the applications `:sidewinder` and `:telemetry` run. Where no handler is attached to an event, neither time
+  nor bytes are taken; `bench/RESULTS.md` has the nanoseconds that are left.
   """
 
   alias Sidewinder.{Error, Native, Tensor}

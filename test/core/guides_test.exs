@@ -63,6 +63,14 @@ defmodule Sidewinder.GuidesTest do
     end
   end
 
+  test "cells are formatted, as Livebook keeps them" do
+    for guide <- @guides,
+        Path.extname(guide) == ".livemd",
+        [_, cell] <- Regex.scan(~r/^```elixir\n(.*?)^```$/ms, text(guide)) do
+      assert cell == IO.iodata_to_binary([Code.format_string!(cell), "\n"]), "in #{guide}"
+    end
+  end
+
   for guide <- Map.keys(@worlds) do
     @tag skip: @missing[guide] || false
     test "the code of #{guide} runs, one cell after the other" do

@@ -121,6 +121,41 @@ defmodule Sidewinder.TelemetryTest do
     end
   end
 
+  # In another VM, whose device can be lost.
+  @tag :cuda
+  @tag skip: not @running
+  test "a device that is lost is a fault" do
+    code = """
+    defmodule Heard do
+      def fault(_event, _measurements, %{error: error, event: event}, _config),
+        do: IO.puts("\#{error.kind} \#{inspect(event)}")
+    end
+
+    alias Sidewinder.{Kernel, Native, Telemetry, Tensor}
+    {:ok, _} = Application.ensure_all_started(:telemetry)
+    Telemetry.start()
+    :telemetry.attach("heard", [:sidewinder, :device, :fault], &Heard.fault/4, nil)
+    [x, w] = for shape <- [{1, 2}, {2}], do: Tensor.from_list([1, 2], :f32, shape)
+    Kernel.run(:rms_norm, [x: x, w: w], %{}, backend: {:cuda, 0})
+    {:ok, _} = Native.debug_lose_device(0)
+
+    try do
+      Kernel.run(:rms_norm, [x: x, w: w], %{}, backend: {:cuda, 0})
+    rescue
+      Sidewinder.Error -> Kernel.run(:rms_norm, [x: x, w: w], %{})
+    end
+    """
+
+    paths = for module <- [Telemetry, :telemetry], do: ["-pa", Path.dirname(:code.which(module))]
+
+    {output, 0} =
+      System.cmd(System.find_executable("elixir"), Enum.concat(paths) ++ ["-e", code],
+        stderr_to_stdout: true
+      )
+
+    assert output == "device_lost [:sidewinder, :call, :stop]\n"
+  end
+
   test "without a handler nothing but the work is done" do
     assert Telemetry.span(:unheard, fn -> {:ok, 1} end, fn _ -> flunk("asked") end) == {:ok, 1}
     assert %Tensor{shape: {1, 4, 2}} = scan(4, [])
