@@ -182,7 +182,7 @@ defmodule Sidewinder.MixProject do
 
   # What our layers build on, and what the scripts in bench/ use.
   @layered [:nx, :exla, :axon, :polaris]
-  @found_elsewhere @layered ++ [:benchee]
+  @found_elsewhere @layered ++ [:benchee, :telemetry]
 
   def project do
     [
@@ -192,7 +192,8 @@ defmodule Sidewinder.MixProject do
       description: "Fast sequence-model kernels for Nx and Axon: Rust on CPUs, CUDA on GPUs",
       compilers: [:sidewinder] ++ Mix.compilers(),
       deps: deps(),
-      package: package()
+      package: package(),
+      docs: &docs/0
     ] ++ layers()
   end
 
@@ -253,6 +254,7 @@ defmodule Sidewinder.MixProject do
       {:nx, "~> 0.12", optional: true},
       {:exla, "~> 0.12", optional: true},
       {:axon, "~> 0.7", optional: true},
+      {:telemetry, "~> 1.0", optional: true},
       {:benchee, "~> 1.3", only: [:dev, :test], runtime: false},
       {:ex_doc, "~> 0.34", only: :dev, runtime: false}
     ]
@@ -327,6 +329,70 @@ defmodule Sidewinder.MixProject do
       _ -> nil
     end
   end
+
+  # Modules of one family, and functions by the `type` in their metadata.
+  defp docs do
+    [
+      main: "readme",
+      source_ref: "v#{project()[:version]}",
+      extras: extras(),
+      groups_for_extras: [Guides: ~r"guides/", About: ~r"md$"],
+      groups_for_modules: [
+        Nx: [Sidewinder, Sidewinder.Ternary, Sidewinder.Reference],
+        Axon: [Sidewinder.Axon],
+        "Language models": [
+          ~r/^Sidewinder\.Mamba/,
+          ~r/^Sidewinder\.(Transformer|KVCache|Tokenizer)$/
+        ],
+        "Long memory": ~r/^Sidewinder\.MMRec/,
+        Kernels: ~r/^Sidewinder\.Kernel/,
+        "Tensors and files": ~r/^Sidewinder\.(Tensor|Quantized|Safetensors|GGUF)$/,
+        "Devices and measurements":
+          ~r/^Sidewinder\.(Device|Compare|RandomInputs|Telemetry|Error)/,
+        "For compilers": ~r/^Sidewinder\.(Block|CustomCall)/
+      ],
+      groups_for_docs: for({type, title} <- doc_types(), do: {title, &(&1[:type] == type)}),
+      skip_undefined_reference_warnings_on: ~w(CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md),
+      before_closing_body_tag: &formulas/1
+    ]
+  end
+
+  @guides ~w(scan_in_five_minutes train_mamba serve_to_a_cluster game_agents quantize_and_run from_pytorch
+             mm_rec_and_long_memory write_an_op)
+
+  defp extras do
+    for(guide <- @guides, do: "guides/#{guide}.livemd") ++
+      ~w(guides/command_line.md guides/cheatsheet.cheatmd README.md bench/RESULTS.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md LICENSE)
+  end
+
+  defp doc_types do
+    [
+      model: "Models",
+      recurrent: "Recurrences",
+      convolution: "Convolutions",
+      attention: "Attention",
+      normalization: "Norms",
+      activation: "Activations",
+      linear: "Products",
+      cumulative: "Cumulative ops",
+      mm_rec: "MM-Rec",
+      combinator: "Combinators"
+    ]
+  end
+
+  # Formulas of notebooks, as Livebook shows them.
+  defp formulas(:html) do
+    """
+    <script src="https://cdn.jsdelivr.net/npm/katex@0.16.11/dist/katex.min.js"></script>
+    <link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/katex@0.16.11/dist/katex.min.css">
+    <script src="https://cdn.jsdelivr.net/npm/katex@0.16.11/dist/contrib/auto-render.min.js"></script>
+    <script>
+      window.addEventListener("exdoc:loaded", () => renderMathInElement(document.body))
+    </script>
+    """
+  end
+
+  defp formulas(_other), do: ""
 
   defp package do
     sources =

@@ -164,6 +164,17 @@ def calls(path):
     return [grid(["call", *places.values()], body), machine(about)]
 
 
+def telemetry(path):
+    rows, about = rows_of(path)
+    whats = {
+        "nobody_listens": "the events of a call, no handler attached",
+        "with_a_handler": "the same with a handler",
+        "smallest_call": "for comparison: the smallest call of an op",
+    }
+    times = {row["what"]: row["ns"] for row in rows}
+    return [grid(["", "ns"], [[whats[what], str(times[what])] for what in whats]), machine(about)]
+
+
 def mamba_time(path):
     rows, _ = rows_of(path)
     types = distinct(rows, "dtype")

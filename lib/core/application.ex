@@ -4,6 +4,7 @@ defmodule Sidewinder.Application do
 
   @impl true
   def start(_type, _args) do
+    Sidewinder.Telemetry.start()
     if exla?(), do: apply(Sidewinder.CustomCall, :register, [])
     Supervisor.start_link([], strategy: :one_for_one)
   end

@@ -33,8 +33,8 @@ defmodule Sidewinder.Compare do
   an op exceeds that of sums, which are in f32: four times the type's own precision is allowed.
   """
 
-  alias Sidewinder.Compare.{Difference, Table}
-  alias Sidewinder.{Device, Error, Kernel, Ops, RandomInputs, Tensor, Timing}
+  alias Sidewinder.Compare.{Chart, Difference, Table}
+  alias Sidewinder.{Device, Error, JSON, Kernel, Ops, RandomInputs, Tensor, Timing}
 
   @cpu ~w(scalar avx2 avx512 amx neon)
   @all @cpu ++ ~w(threads cuda cuda_resident)
@@ -59,6 +59,26 @@ defmodule Sidewinder.Compare do
   ]
 
   @typedoc """
+  How far a tensor is from the reference. `max_rel_err` is the largest difference of an element divided by that element of
+  the reference, or by a thousandth of its tensor's largest if that is more. Where one of two is not a number, both are
+  infinite.
+  """
+  @type difference :: %{
+          max_abs_err: float | :infinity,
+          max_rel_err: float | :infinity,
+          within_tolerance: boolean
+        }
+
+  @typedoc "The times of the runs that were counted, in milliseconds."
+  @type time :: %{
+          mean: float,
+          median: float,
+          std: float,
+          min: float,
+          iterations: pos_integer
+        }
+
+  @typedoc """
   What one level did. Errors and `time` are nil where it failed before them; `time` is in milliseconds.
   `speedup` is by the medians, against the first level after the reference that is `:ok`, and nil unless
   this one is.
@@ -67,11 +87,11 @@ defmodule Sidewinder.Compare do
           level: String.t(),
           label: String.t(),
           status: :ok | :wrong | {:error, Exception.t()} | {:unavailable, String.t()},
-          outputs: %{String.t() => Difference.t()},
+          outputs: %{String.t() => difference},
           max_abs_err: float | :infinity | nil,
           max_rel_err: float | :infinity | nil,
           within_tolerance: boolean,
-          time: Timing.t() | nil,
+          time: time | nil,
           speedup: float | nil
         }
 
@@ -386,10 +406,55 @@ defmodule Sidewinder.Compare do
       iex> Sidewinder.Compare.difference(a, b, rtol: 0, atol: 1)
       %{max_abs_err: 1.5, max_rel_err: 0.375, within_tolerance: false}
   """
-  @spec difference(Tensor.t(), Tensor.t(), keyword(number)) :: Difference.t()
+  @spec difference(Tensor.t(), Tensor.t(), keyword(number)) :: difference
   defdelegate difference(got, expected, tolerance), to: Difference, as: :of
 
-  @doc "A result as a table to print: milliseconds are the median of the runs that were counted."
+  @doc """
+  A result as a table to print: milliseconds are the median of the runs that were counted.
+
+      iex> [x, w] = for _ <- 1..2, do: Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> result = Sidewinder.Compare.levels(:linear, [x: x, w: w], max_ms: 1, levels: ["scalar"])
+      iex> Sidewinder.Compare.table(result) =~ "linear: x f32 (1, 1), w f32 (1, 1)"
+      true
+  """
   @spec table(result) :: String.t()
   defdelegate table(result), to: Table, as: :text
+
+  @doc """
+  A result as a text of JSON: the fields of `t:result/0`, where `status` is `"ok"`, `"wrong"`, `"error"` or
+  `"unavailable"`, with the reason in `why`, and `inputs` is an object.
+
+      iex> [x, w] = for _ <- 1..2, do: Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> result = Sidewinder.Compare.levels(:linear, [x: x, w: w], gradient: false, levels: [])
+      iex> Sidewinder.Compare.json(result) =~ ~S|"inputs": {"w": "f32 (1, 1)", "x": "f32 (1, 1)"}, "ok?": true|
+      true
+  """
+  @spec json(result) :: String.t()
+  def json(%{inputs: inputs, forward: forward, gradient: gradient} = result) do
+    rows = %{forward: Enum.map(forward, &plain/1), gradient: Enum.map(gradient, &plain/1)}
+    JSON.text(Map.merge(result, Map.put(rows, :inputs, Map.new(inputs))))
+  end
+
+  defp plain(%{status: status} = row) do
+    {status, why} =
+      case status do
+        {:error, error} -> {"error", Exception.message(error)}
+        {status, why} -> {status, why}
+        status -> {status, nil}
+      end
+
+    Map.merge(row, %{status: status, why: why})
+  end
+
+  @doc """
+  A result as an SVG picture, with a bar for the time of each level.
+
+      iex> [x, w] = for _ <- 1..2, do: Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> result = Sidewinder.Compare.levels(:linear, [x: x, w: w], max_ms: 1, levels: ["scalar"])
+      iex> "<svg " <> _ = Sidewinder.Compare.svg(result)
+      iex> Sidewinder.Compare.svg(result) =~ "scalar, 1 thread"
+      true
+  """
+  @spec svg(result) :: String.t()
+  defdelegate svg(result), to: Chart
 end

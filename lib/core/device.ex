@@ -12,7 +12,7 @@ defmodule Sidewinder.Device do
 
       SIDEWINDER_BACKEND=cuda:1 SIDEWINDER_THREADS=4 SIDEWINDER_ALLOW_TF32=true mix run ...
 
-  `Sidewinder.Kernel` tells what these mean.
+  `Sidewinder.Kernel` describes them.
   """
 
   alias Sidewinder.{Error, Native, Ops, Tensor}
@@ -42,7 +42,11 @@ defmodule Sidewinder.Device do
     * `ops` - for each op where it would run
 
   `why_no_native`, `why_no_gpus` and `why_not` are texts, or nil where there is nothing to explain.
-  Raises `Sidewinder.Error` of kind `:option` if the configuration has values that are none.
+  Raises `Sidewinder.Error` of kind `:option` if the configuration has invalid values.
+
+      iex> info = Sidewinder.Device.info()
+      iex> {info.native, info.cpu.best in info.cpu.levels, is_binary(info.ops["selective_scan"].backend)}
+      {true, true, true}
   """
   @spec info() :: %{
           native: boolean,
@@ -169,7 +173,13 @@ defmodule Sidewinder.Device do
   defp cpu_name(%{cpu: %{best: best, threads: 1}}), do: "cpu #{best}, 1 thread"
   defp cpu_name(%{cpu: %{best: best, threads: threads}}), do: "cpu #{best}, #{threads} threads"
 
-  @doc "The default backend, number of threads (nil is one per core) and whether TF32 is allowed."
+  @doc """
+  The default backend, number of threads (nil is one per core) and whether TF32 is allowed.
+
+      iex> %{backend: _, threads: _, allow_tf32: allowed} = Sidewinder.Device.config()
+      iex> is_boolean(allowed)
+      true
+  """
   @spec config() :: config
   def config, do: :persistent_term.get(@config, nil) || configure([])
 
@@ -177,7 +187,7 @@ defmodule Sidewinder.Device do
   Reads application configuration and environment anew, then takes what `options` say: `:backend`,
   `:threads` and `:allow_tf32`.
 
-  Raises `Sidewinder.Error` of kind `:option` for values that are none.
+  Raises `Sidewinder.Error` of kind `:option` for invalid values.
   """
   @spec configure(
           backend: backend | String.t(),
@@ -261,7 +271,12 @@ defmodule Sidewinder.Device do
     raise Error.new(:option, name, expected: "true or false", got: Error.show(other))
   end
 
-  @doc "Whether CUDA device 0 can be used. The answer is remembered."
+  @doc """
+  Whether CUDA device 0 can be used. The answer is remembered.
+
+      iex> Sidewinder.Device.cuda?() == Sidewinder.Device.info().cuda.available
+      true
+  """
   @spec cuda?() :: boolean
   def cuda? do
     with nil <- :persistent_term.get(@cuda, nil) do

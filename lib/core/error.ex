@@ -49,13 +49,25 @@ defmodule Sidewinder.Error do
           hint: String.t()
         }
 
-  @doc "An error of `kind` about `argument`; `fields` are the others that apply."
+  @doc """
+  An error of `kind` about `argument`; `fields` are the others that apply.
+
+      iex> Sidewinder.Error.new(:option, "eps", expected: "a positive number").expected
+      "a positive number"
+  """
   @spec new(kind, String.t(), keyword(String.t())) :: t
   def new(kind, argument, fields \\ []) do
     struct!(__MODULE__, [kind: kind, argument: argument] ++ fields)
   end
 
-  @doc "The value of `{:ok, value}`; raises the error that the native library describes otherwise."
+  @doc """
+  The value of `{:ok, value}`; raises the error that the native library describes otherwise.
+
+      iex> Sidewinder.Error.unwrap!({:ok, 1})
+      1
+      iex> Sidewinder.Error.unwrap!({:error, %{kind: :memory, argument: "output", got: "none"}})
+      ** (Sidewinder.Error) output: none
+  """
   @spec unwrap!({:ok, value} | {:error, map}) :: value when value: term
   def unwrap!({:ok, value}), do: value
   def unwrap!({:error, fields}), do: raise(struct!(__MODULE__, fields))
@@ -69,7 +81,12 @@ defmodule Sidewinder.Error do
     if error.hint == "", do: place, else: "#{place}. #{error.hint}"
   end
 
-  @doc "A term as a short text for `got`."
+  @doc """
+  A term as a short text for `got`.
+
+      iex> Sidewinder.Error.show(Enum.to_list(1..1000))
+      "[1, 2, 3, 4, 5, 6, 7, 8, ...]"
+  """
   @spec show(term) :: String.t()
   def show(term) do
     text = inspect(term, limit: 8, printable_limit: 60)

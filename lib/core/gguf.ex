@@ -19,7 +19,7 @@ defmodule Sidewinder.GGUF do
   @formats %{"Q8_0" => :q8_0, "Q4_0" => :q4_0}
 
   @typedoc """
-  What a file tells of a tensor. `type` is as the file names it, such as `Q4_K`, and `bytes` what its data takes.
+  What a file says about a tensor. `type` is as the file names it, such as `Q4_K`, and `bytes` what its data takes.
 
   A type that is not known has its number, and its name where that is known, such as `type 36 (I2_S)`; `bytes` is then
   the room up to the next tensor or the end of the file.

@@ -16,7 +16,7 @@ defmodule Sidewinder.Kernel do
   An option that is `nil` counts as absent. Results are where the inputs are.
   """
 
-  alias Sidewinder.{Device, Error, Native, Ops, Options, Tensor}
+  alias Sidewinder.{Device, Error, Native, Ops, Options, Telemetry, Tensor}
 
   # Products or updates of a state, as the op itself counts them. Below the first a call is too short to be worth the
   # switch to a dirty scheduler. From the second on a GPU is faster even with the copy of the data.
@@ -55,30 +55,38 @@ defmodule Sidewinder.Kernel do
   @spec run(atom, inputs, map, keyword) :: %{String.t() => Tensor.t()}
   def run(op, inputs, options, where \\ []) do
     tensors = natives(op, inputs)
+    plan = placed(inputs, where)
 
-    case start(placed(inputs, where), op, tensors, options) do
-      {:ok, outputs} -> :maps.map(fn _name, output -> from_native(output) end, outputs)
-      {:error, fields} -> failed(fields)
+    case Telemetry.call(op, tensors, fn -> start(plan, op, tensors, options) end) do
+      {_target, {:ok, outputs}} -> :maps.map(fn _name, output -> from_native(output) end, outputs)
+      {_target, {:error, fields}} -> failed(fields)
     end
   end
 
-  # Where the amount of work decides, the call is first tried on this scheduler: above the limit the library returns the
-  # work instead of results.
+  @alone %{device: nil, level: nil, threads: 1}
+
+  # The target that was chosen, and the native library's answer. Where the amount of work decides, the call is first tried
+  # on this scheduler: above the limit the library returns the work instead of results.
   defp start({:by_work, free}, op, tensors, options) do
-    with {:ok, work} when is_integer(work) <- quickly(op, tensors, options, @quick),
-         do: native(by_work(work, tensors, free), op, tensors, options)
+    case quickly(op, tensors, options, @quick) do
+      {:ok, work} when is_integer(work) ->
+        start(by_work(work, tensors, free), op, tensors, options)
+
+      answer ->
+        {@alone, answer}
+    end
   end
 
-  defp start(plan, op, tensors, options), do: native(plan, op, tensors, options)
+  defp start({scheduler, target}, op, tensors, options),
+    do: {target, native(scheduler, op, tensors, options, target)}
 
   defp quickly(op, tensors, options, below),
-    do:
-      Native.run_quick(op, tensors, options, %{device: nil, level: nil, threads: 1, below: below})
+    do: Native.run_quick(op, tensors, options, Map.put(@alone, :below, below))
 
-  defp native({:cpu, target}, op, inputs, options),
+  defp native(:cpu, op, inputs, options, target),
     do: Native.run_cpu(op, inputs, options, target)
 
-  defp native({:io, target}, op, inputs, options), do: Native.run_io(op, inputs, options, target)
+  defp native(:io, op, inputs, options, target), do: Native.run_io(op, inputs, options, target)
 
   defp natives(op, inputs),
     do: for({name, tensor} <- inputs, do: {text(name), to_native(op, name, tensor)})
@@ -172,6 +180,10 @@ defmodule Sidewinder.Kernel do
   @doc """
   Where a long-lived value, such as a model, would be placed: with the backend `:auto` on CUDA device 0 if that can be
   used and no CPU level or number of threads is given. The options are those of `plan/4`.
+
+      iex> {:cpu, target} = Sidewinder.Kernel.residence(backend: :cpu, threads: 2)
+      iex> {target.device, target.threads}
+      {nil, 2}
   """
   @spec residence(keyword) :: plan
   def residence(where \\ []) do

@@ -43,8 +43,8 @@ defmodule Sidewinder.KVCache do
     * `:value_width` - the width of values, `width` by default
     * `:device` - `:host`, the default, or `{:cuda, ordinal}`
 
-  Raises `Sidewinder.Error`: of kind `:dtype` for what is no float type, `:shape` and `:option` for sizes and
-  options that are none, `:unavailable` for a device that is not there, and `:memory` where none is left.
+  Raises `Sidewinder.Error`: of kind `:dtype` for a type that is not a float type, `:shape` and `:option` for invalid sizes
+  and options, `:unavailable` for a device that is not there, and `:memory` where no memory is left.
 
       iex> cache = Sidewinder.KVCache.new(:bf16, {1, 8, 64}, capacity: 1024)
       iex> {cache.length, Sidewinder.KVCache.capacity(cache), Sidewinder.KVCache.device(cache)}
@@ -98,11 +98,21 @@ defmodule Sidewinder.KVCache do
   defp held(cache, %Held{tensors: [keys, values], written: written}),
     do: %{cache | keys: keys, values: values, written: written}
 
-  @doc "How many rows there is room for before memory grows."
+  @doc """
+  How many rows there is room for before memory grows.
+
+      iex> Sidewinder.KVCache.capacity(Sidewinder.KVCache.new(:f32, {1, 2, 4}, capacity: 7))
+      7
+  """
   @spec capacity(t) :: non_neg_integer
   def capacity(%__MODULE__{keys: %{shape: {_batch, _heads, capacity, _width}}}), do: capacity
 
-  @doc "Where it lives."
+  @doc """
+  Where it lives.
+
+      iex> Sidewinder.KVCache.device(Sidewinder.KVCache.new(:f32, {1, 2, 4}))
+      :host
+  """
   @spec device(t) :: Tensor.device()
   def device(%__MODULE__{keys: keys}), do: Tensor.device(keys)
 

@@ -29,7 +29,7 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Device, Error, Kernel, Native, Options, Tensor, Tokenizer}
+  alias Sidewinder.{Device, Error, Kernel, Native, Options, Telemetry, Tensor, Tokenizer}
   alias Sidewinder.Mamba.{Config, Random, Saving}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
@@ -37,8 +37,8 @@ defmodule Sidewinder.Mamba do
 
   @typedoc """
   The sizes of a model: its `:width` M, its `:layers`, its `:vocabulary` V, 0 for a backbone, the `:inner` width,
-  the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and what keeps
-  the norms' divisors from 0, `:eps`. The `:mixer` is the kind of its layers. Mamba-2 has `:heads`, `:groups` and
+  the `:state` per channel, the `:rank` of the projection of dt, the width of the convolution, `:conv`, and `:eps`, which
+  the norms add to the mean of squares. The `:mixer` is the kind of its layers. Mamba-2 has `:heads`, `:groups` and
   `:dt_limit`, the bounds of its steps, and 0 as its rank.
   """
   @type config :: %{
@@ -96,8 +96,8 @@ defmodule Sidewinder.Mamba do
       CPU read them faster. By default files are mapped, so that loading takes no time and processes share them; as long
       as the model lives they must then not be written to or cut short.
     * `:quantize` - `:q8_0`, `:q4_0` or `:ternary`: how the large matrices of layers and head are held, of which steps
-      then read 3.8, 7.1 or 16 times fewer bytes than in f32. With `:q8_0` and `:q4_0`, matrices whose rows are no
-      multiple of 32 stay as they are. Ternary weights are for models that were trained with them. The model's `:type`,
+      then read 3.8, 7.1 or 16 times fewer bytes than in f32. With `:q8_0` and `:q4_0`, matrices whose rows are not
+      a multiple of 32 stay as they are. Ternary weights are for models that were trained with them. The model's `:type`,
       here not `:f64`, is that of the activations between layers; such a model can't be trained. A checkpoint whose matrices
       are quantized (`save/2`, `mix sidewinder.quantize`) needs no `:quantize`, and takes no other format than its own.
     * `:tokenizer` - a `Sidewinder.Tokenizer`; by default that of the `tokenizer.json` beside the weights, or of
@@ -110,6 +110,12 @@ defmodule Sidewinder.Mamba do
 
   Raises `Sidewinder.Error`, of kind `:file` for a checkpoint that is missing, damaged or not that of a Mamba model:
   one error names all tensors that are missing, have a wrong shape, or do not belong there.
+
+      iex> folder = Path.join(System.tmp_dir!(), "sidewinder-load-\#{System.pid()}")
+      iex> Sidewinder.Mamba.save(Sidewinder.Mamba.random(layers: 1, width: 32, vocabulary: 11, backend: :cpu), folder)
+      iex> Sidewinder.Mamba.load(folder, quantize: :q8_0, backend: :cpu)
+      #Sidewinder.Mamba<1 layers of 32, vocabulary 11, f32>
+      iex> File.rm_rf!(folder)
   """
   @spec load(Path.t(), keyword) :: t
   def load(path, options \\ []) do
@@ -117,8 +123,10 @@ defmodule Sidewinder.Mamba do
     {options, where} = options!(options, @loading)
     {scheduler, target} = Kernel.residence(where)
 
+    loading = loading(options)
+
     path
-    |> Native.mamba_load(loading(options), target)
+    |> Telemetry.load(fn -> Native.mamba_load(path, loading, target) end)
     |> from_native(
       scheduler,
       Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end),
@@ -134,6 +142,11 @@ defmodule Sidewinder.Mamba do
   have. Options as in `load/2`, without `:copy`; `:ends` are by default the `eos_token_id` of `config`. And `:like`, a
   model: its tokenizer and ends are the defaults, and `save/2` keeps its configuration and files. An example is the model
   before training.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> tensors = Sidewinder.Mamba.tensors(model)
+      iex> Sidewinder.Mamba.new(nil, tensors, type: :bf16, backend: :cpu)
+      #Sidewinder.Mamba<1 layers of 16, vocabulary 11, bf16>
   """
   @spec new(map | nil, %{String.t() => Tensor.t()}, keyword) :: t
   def new(config, tensors, options \\ []) do
@@ -223,7 +236,7 @@ defmodule Sidewinder.Mamba do
   ends or of its tokenizer is added.
 
   A quantized model is written as it is: a matrix `NAME` as `NAME.q8_0` or `NAME.q4_0`, ternary ones in four parts, as
-  `Sidewinder.Quantized.save!/2` does. File and configuration tell that it is, so that no other reader takes it for one of
+  `Sidewinder.Quantized.save!/2` does. File and configuration say so, so that no other reader takes it for a model of
   floats.
 
   The folder that the model was loaded from may be written to: each file is replaced as a whole. An index of several parts
@@ -248,7 +261,11 @@ defmodule Sidewinder.Mamba do
 
     * `input` - a list of lists of tokens, all of one length, or features, `{B, L, M}`, on the host
 
-  Raises `Sidewinder.Error`, of kind `:argument` for tokens that are none.
+  Raises `Sidewinder.Error`, of kind `:argument` for invalid tokens.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> Sidewinder.Mamba.forward(model, [[1, 2, 3], [4, 5, 6]]).shape
+      {2, 3, 11}
   """
   @spec forward(t, [tokens] | Tensor.t()) :: Tensor.t()
   def forward(%__MODULE__{ref: ref, scheduler: scheduler}, input) do

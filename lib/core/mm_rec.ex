@@ -29,7 +29,7 @@ defmodule Sidewinder.MMRec do
 
   If the memory is on a GPU, tensors on the host are copied there.
 
-  Attention sees the top level of the memory as it was before the call. Then the hidden states of all steps are written
+  Attention reads the top level of the memory from before the call. Then the hidden states of all steps are written
   into its short bank, and the mean of the results into its long one.
 
   Options besides those of `Sidewinder.Kernel` and of the block (but `:levels`, `:ratio` and `:cursor`, which the memory

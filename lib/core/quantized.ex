@@ -29,7 +29,12 @@ defmodule Sidewinder.Quantized do
   @blocks Map.keys(@block_bytes)
   @formats [:q8_0, :q4_0, :ternary]
 
-  @doc "All formats."
+  @doc """
+  All formats.
+
+      iex> :q4_0 in Sidewinder.Quantized.formats()
+      true
+  """
   @spec formats() :: [format]
   def formats, do: @formats
 
@@ -209,7 +214,12 @@ defmodule Sidewinder.Quantized do
 
   defp scaled(weights, options), do: [w_scale: weights.scale] ++ options
 
-  @doc "Whether weights of a shape can be quantized to a format."
+  @doc """
+  Whether weights of a shape can be quantized to a format.
+
+      iex> for format <- [:q8_0, :ternary], do: Sidewinder.Quantized.fits?(format, {2, 33})
+      [false, true]
+  """
   @spec fits?(format, tuple) :: boolean
   def fits?(:ternary, shape), do: tuple_size(shape) == 2
 
@@ -249,17 +259,35 @@ defmodule Sidewinder.Quantized do
 
   defp parts(%__MODULE__{format: format, data: data}), do: [{to_string(format), data}]
 
-  @doc "Where the data is."
+  @doc """
+  Where the data is.
+
+      iex> w = Sidewinder.Quantized.quantize(Sidewinder.RandomInputs.normal({2, 32}, :f32, 1, :w), :q8_0)
+      iex> Sidewinder.Quantized.device(w)
+      :host
+  """
   @spec device(t) :: Tensor.device()
   def device(%__MODULE__{data: {plane0, _plane1}}), do: Tensor.device(plane0)
   def device(%__MODULE__{data: data}), do: Tensor.device(data)
 
-  @doc "A copy on a CUDA device, or the tensor itself if it is there already."
+  @doc """
+  A copy on a CUDA device, or the tensor itself if it is there already.
+
+      iex> w = Sidewinder.Quantized.quantize(Sidewinder.RandomInputs.normal({2, 32}, :f32, 1, :w), :q8_0)
+      iex> Sidewinder.Quantized.to_device(w, :host) == w
+      true
+  """
   @spec to_device(t, {:cuda, non_neg_integer} | :host) :: t
   def to_device(%__MODULE__{} = quantized, device),
     do: each(quantized, &Tensor.to_device(&1, device))
 
-  @doc "A copy in binaries, or the tensor itself if it is on the host already."
+  @doc """
+  A copy in binaries, or the tensor itself if it is on the host already.
+
+      iex> w = Sidewinder.Quantized.quantize(Sidewinder.RandomInputs.normal({2, 32}, :f32, 1, :w), :q8_0)
+      iex> Sidewinder.Quantized.to_host(w) == w
+      true
+  """
   @spec to_host(t) :: t
   def to_host(%__MODULE__{} = quantized), do: each(quantized, &Tensor.to_host/1)
 
@@ -418,7 +446,12 @@ defmodule Sidewinder.Quantized do
     new(:ternary, {elem(plane0.shape, 0), width}, planes, scale)
   end
 
-  @doc "A number of bytes as a text, such as `9.4 MB`."
+  @doc """
+  A number of bytes as a text, such as `9.4 MB`.
+
+      iex> Sidewinder.Quantized.size(4608)
+      "4.6 kB"
+  """
   @spec size(non_neg_integer) :: String.t()
   def size(bytes) when bytes < 1000, do: "#{bytes} bytes"
   def size(bytes) when bytes < 1_000_000, do: "#{Float.round(bytes / 1000, 1)} kB"

@@ -81,8 +81,12 @@ defmodule Sidewinder.RandomInputs do
     * `:options` - the op's options, for some change what a shape means (`layout`)
     * `:seed` - the same inputs for the same number, 1 by default
 
-  Raises `Sidewinder.Error` for an op, letter, name or type that is none, and for sizes that are
+  Raises `Sidewinder.Error` for an unknown op, letter, name or type, and for sizes that are
   impossible.
+
+      iex> [{"x", x}, {"w", w}] = Sidewinder.RandomInputs.make(:rms_norm, shape: "2x3", type: :bf16)
+      iex> {x.type, x.shape, w.shape}
+      {:bf16, {2, 3}, {3}}
   """
   @spec make(atom | String.t(), keyword) :: [{String.t(), Tensor.t()}]
   def make(op, options \\ []) do

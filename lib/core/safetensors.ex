@@ -130,6 +130,10 @@ defmodule Sidewinder.Safetensors do
   @doc """
   The tensors of the bytes of a file. Raises `Sidewinder.Error` of kind `:argument` if they are damaged or of
   types that are not `Sidewinder.Tensor`'s.
+
+      iex> bytes = Sidewinder.Safetensors.encode(%{"x" => Sidewinder.Tensor.from_list([1, 2], :f32, {2})})
+      iex> Sidewinder.Safetensors.decode(bytes)["x"]
+      #Sidewinder.Tensor<f32 (2) [1.0, 2.0]>
   """
   @spec decode(binary) :: %{String.t() => Tensor.t()}
   def decode(bytes) when is_binary(bytes) do

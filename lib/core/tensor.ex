@@ -58,7 +58,7 @@ defmodule Sidewinder.Tensor do
   A tensor of a flat list of numbers, rounded to `type`. For a mask the list may be of `true` and
   `false` too.
 
-  Raises `Sidewinder.Error` as `new/3` does, and of kind `:argument` if an element is no number, or for
+  Raises `Sidewinder.Error` as `new/3` does, and of kind `:argument` if an element is not a number, or for
   `:u8` no whole number from 0 to 255.
 
       iex> Sidewinder.Tensor.from_list([1, 2.5, -3], :bf16, {3})
@@ -120,7 +120,7 @@ defmodule Sidewinder.Tensor do
   Rounds the values to another type. The tensor must be on the host.
 
   Raises `Sidewinder.Error` of kind `:argument` where a value for an integer type is not a whole number in its
-  range (for `:i64`, exact in f64), and of kind `:dtype` for a type that is none.
+  range (for `:i64`, exact in f64), and of kind `:dtype` for an unknown type.
 
       iex> Sidewinder.Tensor.cast(Sidewinder.Tensor.from_list([0.1], :f32, {1}), :f64)
       #Sidewinder.Tensor<f64 (1) [0.10000000149011612]>
@@ -135,6 +135,10 @@ defmodule Sidewinder.Tensor do
   A copy on a CUDA device, or the tensor itself if it is there already.
 
   Raises `Sidewinder.Error` of kind `:unavailable` where there is no such device.
+
+      iex> tensor = Sidewinder.Tensor.from_list([1], :f32, {1})
+      iex> Sidewinder.Tensor.to_device(tensor, :host) == tensor
+      true
   """
   @spec to_device(t, {:cuda, non_neg_integer} | :host) :: t
   def to_device(%__MODULE__{} = tensor, :host), do: to_host(tensor)
@@ -215,11 +219,21 @@ defmodule Sidewinder.Tensor do
       else: wrong_shape(shape)
   end
 
-  @doc "All types, by name."
+  @doc """
+  All types, by name.
+
+      iex> :u8 in Sidewinder.Tensor.types()
+      true
+  """
   @spec types() :: [type]
   def types, do: @types
 
-  @doc "The types that ops compute with: all but those of integers."
+  @doc """
+  The types that ops compute with: all but those of integers.
+
+      iex> Enum.sort(Sidewinder.Tensor.float_types())
+      [:bf16, :f16, :f32, :f64]
+  """
   @spec float_types() :: [type]
   def float_types, do: @types -- @integers
 
@@ -232,7 +246,14 @@ defmodule Sidewinder.Tensor do
 
   def from_native(error), do: Error.unwrap!(error)
 
-  defp element_bytes(type) do
+  @doc """
+  How many bytes an element of a type has.
+
+      iex> Sidewinder.Tensor.element_bytes(:bf16)
+      2
+  """
+  @spec element_bytes(type) :: pos_integer
+  def element_bytes(type) do
     Map.get(@sizes, type) ||
       raise Error.new(:dtype, "type",
               expected: "f64, f32, bf16, f16, u8, i8, i16, i32 or i64",

@@ -2,18 +2,12 @@ defmodule Sidewinder.Timing do
   @moduledoc false
   # The one way in which run times are measured.
 
-  @type t :: %{
-          mean: float,
-          median: float,
-          std: float,
-          min: float,
-          iterations: pos_integer
-        }
+  @type t :: Sidewinder.Compare.time()
 
   @doc """
   Runs `work` repeatedly; returns its first result, and milliseconds.
 
-  The first run starts threads, loads kernels and touches memory, so it and `:warmup` runs in all are
+  The first run starts threads, loads kernels and touches memory, so the first `:warmup` runs, or at least it, are
   not counted; then `:iterations` are. Slow work ends after `:max_ms` in all with fewer, of which at
   most a third are for warming up; the first run counts where there is time for no other.
   """

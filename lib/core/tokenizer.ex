@@ -54,7 +54,12 @@ defmodule Sidewinder.Tokenizer do
   defp ref!(%__MODULE__{ref: {:error, _} = unread}), do: Error.unwrap!(unread)
   defp ref!(%__MODULE__{ref: ref}), do: ref
 
-  @doc "The tokenizer whose tokens are bytes."
+  @doc """
+  The tokenizer whose tokens are bytes.
+
+      iex> Sidewinder.Tokenizer.bytes().vocabulary
+      256
+  """
   @spec bytes() :: t
   def bytes, do: from_native(Native.tokenizer_open(""), nil)
 
@@ -73,6 +78,9 @@ defmodule Sidewinder.Tokenizer do
       such as `<s>` in the manner of Llama. The token is that of the post-processor, or else `bos_token` of
       `tokenizer_config.json` or `special_tokens_map.json`, or else the first of `<s>`, `<|begin_of_text|>`, `<bos>` and
       `<|endoftext|>` that is a token. A text that begins with that token does not get a second one.
+
+      iex> Sidewinder.Tokenizer.encode(Sidewinder.Tokenizer.bytes(), "hi")
+      [104, 105]
   """
   @spec encode(t, String.t(), keyword) :: [non_neg_integer]
   def encode(tokenizer, text, options \\ [])
@@ -94,7 +102,12 @@ defmodule Sidewinder.Tokenizer do
   defp no_tokenizer(other),
     do: Options.wrong_argument!("tokenizer", "a Sidewinder.Tokenizer", other)
 
-  @doc "The text of tokens; special ones give none."
+  @doc """
+  The text of tokens; special ones give none.
+
+      iex> Sidewinder.Tokenizer.decode(Sidewinder.Tokenizer.bytes(), [104, 105])
+      "hi"
+  """
   @spec decode(t, [non_neg_integer]) :: String.t()
   def decode(%__MODULE__{} = tokenizer, tokens) do
     tokens!(tokens)
@@ -105,7 +118,12 @@ defmodule Sidewinder.Tokenizer do
 
   defp token?(term), do: is_integer(term) and term >= 0 and term < 0x1_0000_0000
 
-  @doc "The number of a token by its text, or nil."
+  @doc """
+  The number of a token by its text, or nil.
+
+      iex> for text <- ["a", "ab"], do: Sidewinder.Tokenizer.token(Sidewinder.Tokenizer.bytes(), text)
+      [97, nil]
+  """
   @spec token(t, String.t()) :: non_neg_integer | nil
   def token(%__MODULE__{} = tokenizer, text) when is_binary(text),
     do: Error.unwrap!(Native.tokenizer_token(ref!(tokenizer), text))

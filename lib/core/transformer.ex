@@ -49,6 +49,11 @@ defmodule Sidewinder.Transformer do
   the model has sinusoidal positions.
 
   Raises `Sidewinder.Error` for weights and options that are missing or unknown.
+
+      iex> model = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11)
+      iex> weights = Map.take(model, [:embedding, :blocks, :ln_w, :ln_b, :output])
+      iex> Sidewinder.Transformer.new(weights, heads: 2) == model
+      true
   """
   @spec new(map, keyword) :: t
   def new(weights, options \\ [])
@@ -128,7 +133,13 @@ defmodule Sidewinder.Transformer do
   defp normal({_rows, columns} = shape, type, seed),
     do: RandomInputs.normal(shape, type, :math.sqrt(2 / max(columns, 1)), seed)
 
-  @doc "The model with its weights on a device; the embedding, whose rows are gathered, stays on the host."
+  @doc """
+  The model with its weights on a device; the embedding, whose rows are gathered, stays on the host.
+
+      iex> model = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11)
+      iex> Sidewinder.Transformer.to_device(model, :host) == model
+      true
+  """
   @spec to_device(t, Tensor.device()) :: t
   def to_device(%__MODULE__{} = model, device) do
     move = &Tensor.to_device(&1, device)
@@ -149,8 +160,12 @@ defmodule Sidewinder.Transformer do
   @doc """
   The logits of the token after each token, `{B, L, V}`, of whole sequences.
 
-  `options` are those of `Sidewinder.Kernel`. Raises `Sidewinder.Error`, of kind `:argument` for tokens that
-  are none.
+  `options` are those of `Sidewinder.Kernel`. Raises `Sidewinder.Error`, of kind `:argument` for invalid
+  tokens.
+
+      iex> model = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11)
+      iex> Sidewinder.Transformer.forward(model, [[1, 2, 3], [4, 5, 6]]).shape
+      {2, 3, 11}
   """
   @spec forward(t, tokens, keyword) :: Tensor.t()
   def forward(%__MODULE__{} = model, tokens, options \\ []) do
@@ -162,6 +177,10 @@ defmodule Sidewinder.Transformer do
   @doc """
   Processes tokens without computing logits. Returns the state after them and after the tokens of `state`, none
   by default.
+
+      iex> model = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11)
+      iex> Sidewinder.Transformer.prefill(model, [[1, 2, 3]]).length
+      3
   """
   @spec prefill(t, tokens, state | nil, keyword) :: state
   def prefill(%__MODULE__{} = model, tokens, state \\ nil, options \\ []) do

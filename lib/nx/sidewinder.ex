@@ -80,7 +80,7 @@ defmodule Sidewinder do
 
   With `compiler: EXLA` an op, and its gradient, is a custom call in XLA's own program (`Sidewinder.CustomCall`): the
   same kernel, on XLA's memory where it lies, on a GPU on XLA's stream. The program runs where its client is, so of the
-  options above `backend: :nx` alone matters there: it leaves the op to XLA. `Sidewinder.Device.info/0` tells whether
+  options above `backend: :nx` alone matters there: it leaves the op to XLA. `Sidewinder.Device.info/0` says whether
   EXLA runs the kernels.
 
   Compilers other than EXLA and `Nx.Defn.Evaluator` get an `Nx.block/4`, whose struct they may lower to a call of
@@ -90,6 +90,7 @@ defmodule Sidewinder do
 
   alias Sidewinder.{Block, Op}
 
+  @doc type: :recurrent
   @doc """
   The selective scan of Mamba (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective
   State Spaces", section 3).
@@ -150,6 +151,7 @@ defmodule Sidewinder do
     Block.SelectiveScan.call(%Block.SelectiveScan{}, [x, dt, a, b, c], opts)
   end
 
+  @doc type: :recurrent
   @doc """
   The scan of Mamba-2, the state space dual (Dao and Gu 2024, "Transformers are SSMs", section 6;
   `mamba_chunk_scan_combined` of `mamba_ssm`). Each head decays by one number a step.
@@ -200,6 +202,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :recurrent
   @doc """
   The gated delta rule, the recurrence of Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464;
   `fused_recurrent_gated_delta_rule` of flash-linear-attention). A state maps keys to values: each step decays it, and moves
@@ -254,6 +257,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :recurrent
   @doc """
   Linear attention with decays: attention without softmax as a recurrence, of which the linear transformer (Katharopoulos et
   al. 2020, arXiv 2006.16236), retention (Sun et al. 2023, arXiv 2307.08621), lightning attention (Qin et al. 2024, arXiv
@@ -315,6 +319,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :recurrent
   @doc """
   Advances running sequences by one token: `selective_scan/6` with a length of 1, without the axis
   of time.
@@ -347,6 +352,7 @@ defmodule Sidewinder do
 
   @clamp [dt_clamp: {0.001, 0.1}]
 
+  @doc type: :recurrent
   @doc """
   `selective_scan/6` with the step clamped to `{0.001, 0.1}`: a drop-in for scans that always clamp it.
 
@@ -371,6 +377,7 @@ defmodule Sidewinder do
   defp clamped(opts) when is_list(opts), do: Keyword.merge(@clamp, opts)
   defp clamped(other), do: other
 
+  @doc type: :recurrent
   @doc """
   `scan/6` that returns `{y, states}`, the second `{B, L, D, N}`: the state after every step.
 
@@ -390,6 +397,7 @@ defmodule Sidewinder do
     {y, states}
   end
 
+  @doc type: :recurrent
   @doc """
   The gradients of `selective_scan/6`, for code that carries cotangents itself. `Nx.Defn.grad/2` computes
   them without it.
@@ -433,6 +441,7 @@ defmodule Sidewinder do
     Map.new(Op.call(%Block.SelectiveScanBackward{}, inputs, opts))
   end
 
+  @doc type: :recurrent
   @doc """
   The gradients of `scan/6` as `{dx, d_dt, dB, dC}`: a drop-in for scans that have such a function.
   `selective_scan_backward/7` has the others too.
@@ -459,6 +468,7 @@ defmodule Sidewinder do
     {gradients[:dx], gradients[:ddt], gradients[:dB], gradients[:dC]}
   end
 
+  @doc type: :recurrent
   @doc """
   The linear recurrence `h[t] = a[t] h[t-1] + b[t]`, which many sequence models are made of.
 
@@ -489,6 +499,7 @@ defmodule Sidewinder do
     Block.LinearScan.call(%Block.LinearScan{}, [a, b], opts)
   end
 
+  @doc type: :cumulative
   @doc """
   The cumulative product of decays over the length, by the sum of their logarithms.
 
@@ -530,6 +541,7 @@ defmodule Sidewinder do
     Op.Cumulative.call(%Block.ExpProductScan{}, gamma, opts)
   end
 
+  @doc type: :cumulative
   @doc """
   The cumulative product over the length, of any numbers: after an exact 0 it is 0.
 
@@ -558,6 +570,7 @@ defmodule Sidewinder do
     Op.Cumulative.call(%Block.CumprodScan{}, gamma, opts)
   end
 
+  @doc type: :cumulative
   @doc """
   The logarithm of the cumulative sum of exponentials over the length, which neither overflows nor loses small numbers.
 
@@ -576,6 +589,7 @@ defmodule Sidewinder do
     Op.Cumulative.call(%Block.Logcumsumexp{}, x, opts)
   end
 
+  @doc type: :cumulative
   @doc """
   The cumulative sum over the length; a long one is about as exact as a short one.
 
@@ -595,6 +609,7 @@ defmodule Sidewinder do
     Op.Cumulative.call(%Block.Cumsum{}, x, opts)
   end
 
+  @doc type: :cumulative
   @doc """
   The cumulative sum from the end of the length: `cumsum/2` with time reversed. The initial state comes from the right.
 
@@ -609,6 +624,7 @@ defmodule Sidewinder do
     Op.Cumulative.call(%Block.ReverseCumsum{}, x, opts)
   end
 
+  @doc type: :convolution
   @doc """
   The causal convolution over time of each channel by itself (depthwise).
 
@@ -651,6 +667,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :convolution
   @doc """
   Advances a running `causal_conv1d/3` by one sample.
 
@@ -670,6 +687,7 @@ defmodule Sidewinder do
     {y, state}
   end
 
+  @doc type: :recurrent
   @doc """
   A whole Mamba block (Gu and Dao 2023, section 3.4), without norm and residual connection:
 
@@ -716,6 +734,7 @@ defmodule Sidewinder do
     Block.MambaBlock.call(%Block.MambaBlock{}, x, params, opts)
   end
 
+  @doc type: :activation
   @doc """
   `1 / (1 + exp(-x))`, element by element; `x` may have any shape.
 
@@ -727,6 +746,7 @@ defmodule Sidewinder do
   @spec sigmoid(Nx.t(), keyword) :: Nx.Tensor.t()
   deftransform(sigmoid(x, opts \\ []), do: Block.Activations.call(:sigmoid, x, opts))
 
+  @doc type: :activation
   @doc """
   `x sigmoid(x)`, element by element (Elfwing et al. 2017); `x` may have any shape.
 
@@ -738,6 +758,7 @@ defmodule Sidewinder do
   @spec silu(Nx.t(), keyword) :: Nx.Tensor.t()
   deftransform(silu(x, opts \\ []), do: Block.Activations.call(:silu, x, opts))
 
+  @doc type: :activation
   @doc """
   `ln(1 + exp(x))`, element by element; `x` may have any shape.
 
@@ -749,6 +770,7 @@ defmodule Sidewinder do
   @spec softplus(Nx.t(), keyword) :: Nx.Tensor.t()
   deftransform(softplus(x, opts \\ []), do: Block.Activations.call(:softplus, x, opts))
 
+  @doc type: :activation
   @doc """
   `max(x, 0)`, element by element; `x` may have any shape. The gradient at 0 is 0.
 
@@ -760,6 +782,7 @@ defmodule Sidewinder do
   @spec relu(Nx.t(), keyword) :: Nx.Tensor.t()
   deftransform(relu(x, opts \\ []), do: Block.Activations.call(:relu, x, opts))
 
+  @doc type: :activation
   @doc """
   GELU, element by element (Hendrycks and Gimpel 2016); `x` may have any shape:
 
@@ -779,6 +802,7 @@ defmodule Sidewinder do
   @spec gelu(Nx.t(), keyword) :: Nx.Tensor.t()
   deftransform(gelu(x, opts \\ []), do: Block.Activations.gelu(x, opts))
 
+  @doc type: :normalization
   @doc """
   Root mean square normalisation over the last axis (Zhang and Sennrich 2019):
 
@@ -807,6 +831,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :normalization
   @doc """
   Root mean square normalisation with a gate, of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"; `RMSNormGated` of
   `mamba_ssm`):
@@ -840,6 +865,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :normalization
   @doc """
   Layer normalisation over the last axis (Ba et al. 2016):
 
@@ -877,6 +903,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :normalization
   @doc """
   `gelu/2` of `layer_norm/4`, in one pass over memory.
 
@@ -895,6 +922,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :linear
   @doc """
   The dense layer over the last axis, with weights stored `{out, in}`:
 
@@ -926,6 +954,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :linear
   @doc """
   The product of two matrices, summed in f32 at least.
 
@@ -946,6 +975,7 @@ defmodule Sidewinder do
     c
   end
 
+  @doc type: :attention
   @doc """
   Rotary position embedding (Su et al. 2021): pairs of elements of a row are rotated by angles that grow
   with the row's position `p`. For pair `i` of `W / 2`:
@@ -980,6 +1010,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :attention
   @doc """
   Sinusoidal positions (Vaswani et al. 2017, section 3.5), added to embeddings. For the row at position `p`
   and the pair `i`:
@@ -1009,6 +1040,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :attention
   @doc """
   Softmax attention (Vaswani et al. 2017). For a query `i` and a key `j` of a head:
 
@@ -1017,7 +1049,7 @@ defmodule Sidewinder do
       P[i,j] = exp(S[i,j]) / sum exp(S[i,j])          over visible j
       y[i] = sum P[i,j] v[j]                          lse[i] = ln sum exp(S[i,j])
 
-  A query that sees nothing has `y` 0, `lse` -infinity and no gradient. Shapes, with H heads of queries, L
+  A query with no visible key has `y` 0, `lse` -infinity and no gradient. Shapes, with H heads of queries, L
   queries and M keys of a head, or as `:layout` has them:
 
     * `q` - `{B, H, L, W}`
@@ -1027,10 +1059,10 @@ defmodule Sidewinder do
   Options besides those of `Sidewinder`:
 
     * `:scale` - `1 / sqrt(W)` by default
-    * `:causal` - whether a query sees no later keys; `false` by default
+    * `:causal` - whether a query attends only to keys up to its own position; `false` by default
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
-      query sees all
-    * `:mask` - of integers, best of type u8, not 0 where a query sees a key. Its shape is
+      query attends to all keys
+    * `:mask` - of integers, best of type u8, not 0 where a query attends to a key. Its shape is
       `{B, H, L, M}` in every layout; each axis may have size 1, and leading axes may be missing.
       It has no gradient.
     * `:bias` - of the same shapes, f32 (f64 for f64)
@@ -1058,6 +1090,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :attention
   @doc """
   Attention of new tokens over those of a cache and themselves, for generation token by token.
 
@@ -1069,7 +1102,7 @@ defmodule Sidewinder do
   tokens of the cache and then the new ones, and
 
     * `:cached` - how many tokens the cache has; 0 by default
-    * `:causal` - whether a token sees no later ones; `true` by default
+    * `:causal` - whether a token attends only to itself and earlier tokens; `true` by default
 
   Returns `{y, keys, values}`, the cache with the new tokens in it. Rows of `y` are those of one causal pass of
   `attention/4` over all tokens. Raises `Sidewinder.Error` as `selective_scan/6` does.
@@ -1095,6 +1128,7 @@ defmodule Sidewinder do
     {y, keys, values}
   end
 
+  @doc type: :linear
   @doc """
   The gated feed-forward layer of Llama (Shazeer 2020, "GLU Variants Improve Transformer"):
 
@@ -1126,6 +1160,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :attention
   @doc """
   Multi-head self-attention with its projections (Vaswani et al. 2017, section 3.2.2):
 
@@ -1142,7 +1177,7 @@ defmodule Sidewinder do
   Options besides those of `Sidewinder`:
 
     * `:heads` - how many there are, a divisor of D; 1 by default
-    * `:causal` - whether a token sees no later ones; `false` by default
+    * `:causal` - whether a token attends only to itself and earlier tokens; `false` by default
     * `:rope_theta` - the base of rotary angles, and `:pairing`, as in `rope/2`; no rotation by default
     * `:mask` - as in `attention/4`, of shapes that repeat to `{B, H, L, L}`
 
@@ -1165,6 +1200,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :attention
   @doc """
   A transformer block with the norms before its layers (pre-LN, Xiong et al. 2020):
 
@@ -1195,6 +1231,7 @@ defmodule Sidewinder do
     y
   end
 
+  @doc type: :mm_rec
   @doc """
   The element-wise core of memory decay integration (MM-Rec):
 
@@ -1220,6 +1257,7 @@ defmodule Sidewinder do
     h
   end
 
+  @doc type: :mm_rec
   @doc """
   The coefficient of decay of a memory (MM-Rec): with the logistic function s,
 
@@ -1252,6 +1290,7 @@ defmodule Sidewinder do
     gamma
   end
 
+  @doc type: :mm_rec
   @doc """
   One step of memory decay integration for each row (MM-Rec):
 
@@ -1291,6 +1330,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :mm_rec
   @doc """
   The gated recurrence of the MM-Rec block. For each batch and time, with the logistic function s and h of the time
   before, which starts as the initial state or 0:
@@ -1336,6 +1376,7 @@ defmodule Sidewinder do
     Block.BlockRecurrence.call([z, gamma, w_gate, b_gate], opts)
   end
 
+  @doc type: :mm_rec
   @doc """
   The hierarchy over a memory bank (MM-Rec): levels of fewer and fewer slots, each the adaptive average of the one
   below.
@@ -1365,6 +1406,7 @@ defmodule Sidewinder do
     Block.HdsConstruct.call(%Block.HdsConstruct{}, k, v, opts)
   end
 
+  @doc type: :mm_rec
   @doc """
   Attention over the slots that a walk down the hierarchy of a memory finds for each query (MM-Rec): at each level above
   the bank, the `:ratio` children of the `:top_k` best candidates are the next candidates. Of equal scores the lower
@@ -1398,13 +1440,14 @@ defmodule Sidewinder do
     {context, slots}
   end
 
+  @doc type: :mm_rec
   @doc """
   Attention of a sequence over a memory that is not part of it (MM-Rec):
 
       q = h waq' + baq + q_in / 2                     each split into H heads of D / H adjacent columns
       y = attention(q, k_mem, v_mem) wao' + bao
 
-  The memory is not projected, and every row sees all of its slots. With the width D of the model and H heads:
+  The memory is not projected, and every row attends to all of its slots. With the width D of the model and H heads:
 
     * `h` - `{B, L, D}`
     * `k_mem`, `v_mem` - `{B, S, D}`, or `{1, S, D}` for all of the batch, such as a level of `hds_construct/3`
@@ -1446,6 +1489,7 @@ defmodule Sidewinder do
     end
   end
 
+  @doc type: :mm_rec
   @doc """
   The block of MM-Rec: a gated recurrence, attention over a memory from before the sequence, and a feed-forward layer:
 

@@ -68,6 +68,82 @@ defmodule Mix.Tasks.Sidewinder.CompareTest do
     assert table =~ "WRONG" and table =~ "scalar, 1 thread is out of tolerance: y by"
   end
 
+  @linear ~w(linear --shape 4x5,O=3)
+
+  test "--json has all of the table as one object" do
+    json = table(@linear ++ ["--json"])
+    assert json =~ ~r/^\{"forward": \[\{.*"gradient": \[\{.*"ok\?": true, "op": "linear"\}$/s
+    assert json =~ ~s("inputs": {"w": "f32 (3, 5\)", "x": "f32 (4, 5\)"})
+    %{levels: levels} = Device.info().cpu
+
+    for level <- levels -- ["reference"] do
+      assert json =~ ~s("label": "#{level}, 1 thread")
+
+      assert json =~
+               ~r/"level": "#{level}"[^{}]*"outputs": \{[^}]*\}[^{}]*\}, "speedup": [\d.e-]+, "status": "ok"/
+    end
+
+    assert json =~ ~s("level": "cuda") and
+             json =~ ~r/"time": \{"iterations": [12], "mean": [\d.e-]+/
+
+    unless Device.cuda?(),
+      do: assert(json =~ ~r/"status": "unavailable"[^{}]*"why": "CUDA driver/)
+  end
+
+  test "JSON of what failed and of what is infinite" do
+    fails = [{"fails", fn _ -> raise "a \"fault\"\n" end}]
+
+    wrong = [
+      {"wrong", fn %{"x" => x} -> %{"y" => Tensor.from_list([1.0e300], :f64, x.shape)} end}
+    ]
+
+    inputs = [x: Tensor.from_list([1], :f32, {1, 1}), w: Tensor.from_list([1.0], :f32, {1, 1})]
+    options = [max_ms: 1, gradient: false, levels: []]
+
+    json =
+      &Sidewinder.Compare.json(
+        Sidewinder.Compare.levels(:linear, inputs, options ++ [others: &1])
+      )
+
+    assert json.(fails) =~ ~S("status": "error", "time": null, "why": "a \u0022fault\u0022\u000A")
+    assert json.(wrong) =~ ~S("max_abs_err": 1.0e300) and json.(wrong) =~ ~S("status": "wrong")
+  end
+
+  test "--svg is a picture of well-formed XML with a bar for each level" do
+    svg = table(@linear ++ ["--svg"])
+    shapes = ~r{<(text|rect)\b[^<>]*(/>|>[^<>&]*</text>)}
+    assert String.replace(svg, shapes, "") =~ ~r{^<svg [^<>]*>\s*</svg>\s*$}
+    %{levels: levels, threads: threads} = Device.info().cpu
+    count = length(levels -- ["reference"]) + if(threads > 1, do: 1, else: 0)
+    unless Device.cuda?(), do: assert(length(Regex.scan(~r/fill="#1b6ca8"/, svg)) == 2 * count)
+    assert svg =~ "x f32 (4, 5), w f32 (3, 5)" and svg =~ "gradient, median time"
+    refute table(@linear ++ ["--svg", "--no-gradient"]) =~ "gradient"
+
+    assert catch_exit(Compare.run(@linear ++ ~w(--svg --rtol 0.0 --atol 0.0 --shape 32x100))) ==
+             {:shutdown, 1}
+
+    assert [svg] = said(:info)
+    assert svg =~ "WRONG"
+  end
+
+  test "mix sidewinder.info --json is Device.info as one line" do
+    Info.run(["--json"])
+    assert [json] = said(:info)
+    refute json =~ "\n"
+    info = Device.info()
+    assert json =~ ~s("best": "#{info.cpu.best}") and json =~ ~s("native": true, "ops": {)
+    for {op, _} <- info.ops, do: assert(json =~ ~s("#{op}": {"backend": "))
+    gpu = %{ordinal: 0, name: "H100", driver: {12, 4}}
+
+    assert Info.json(%{info | gpus: [gpu]}) =~
+             ~s("gpus": [{"driver": "12.4", "name": "H100", "ordinal": 0}])
+
+    assert Info.json(%{info | backend: {:cuda, 1}}) =~ ~s("backend": "cuda:1")
+    assert catch_exit(Info.run(["--xml"])) == {:shutdown, 1}
+    assert [line] = said(:error)
+    assert line =~ "--xml"
+  end
+
   test "what cannot be done gives one line and exit code 1" do
     for {args, part} <- [
           {~w(selective_scam), "selective_scam"},
@@ -80,6 +156,7 @@ defmodule Mix.Tasks.Sidewinder.CompareTest do
           {~w(linear --softplus), "--softplus"},
           {~w(linear --iterations 0), "iterations"},
           {~w(linear --threads x), "--threads"},
+          {~w(linear --json --svg), "one of --json and --svg"},
           {~w(linear --file none), "none"},
           {~w(selective_scan --dt-clamp 2,1), "dt_clamp"},
           {["linear", "--shape", "2x3", "--file", Golden.file(:linear)], "--shape"},

@@ -25,4 +25,5 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Compare
   doctest Sidewinder.RandomInputs
   doctest Sidewinder.Shapes
+  doctest Sidewinder.JSON
 end

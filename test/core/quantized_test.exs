@@ -251,12 +251,11 @@ defmodule Sidewinder.QuantizedTest do
   end
 
   test "the guide's first example does what it says" do
-    guide = File.read!(Path.expand("../../guides/quantized_weights.md", __DIR__))
-    [_, code] = Regex.run(~r/```elixir\n(.*?)```/s, guide)
-    [_, shown] = Regex.run(~r/^(#Sidewinder.Quantized<.*>)$/m, code)
-    {_, binding} = Code.eval_string(code)
-    on_exit(fn -> File.rm_rf!(binding[:folder]) end)
-    assert inspect(binding[:w]) == shown
+    guide = File.read!(Path.expand("../../guides/quantize_and_run.livemd", __DIR__))
+    [_, shown] = Regex.run(~r/^# (Sidewinder.Quantized<.*>)$/m, guide)
+    cells = ~r/Quantized.quantize\(weights, :q4_0\)|Quantized.matmul\(x, w,/
+    {_, binding} = guide |> Sidewinder.Markdown.code(&(&1 =~ cells)) |> Code.eval_string()
+    assert inspect(binding[:w]) == "#" <> shown
     assert %Tensor{type: :f32, shape: {1, 64}} = binding[:y]
 
     wanted = Sidewinder.Kernel.NN.linear(binding[:x], binding[:weights], activation: :relu)

@@ -186,7 +186,7 @@ defmodule Sidewinder.Axon do
       1
   """
   @doc type: :model
-  @spec to_mamba(Axon.t(), Axon.ModelState.t(), keyword) :: Sidewinder.Mamba.t()
+  @spec to_mamba(Axon.t(), %Axon.ModelState{}, keyword) :: Sidewinder.Mamba.t()
   defdelegate to_mamba(model, state, options \\ []), to: Sidewinder.Axon.Mamba
 
   @doc """
@@ -207,7 +207,7 @@ defmodule Sidewinder.Axon do
       1
   """
   @doc type: :model
-  @spec from_mamba(Sidewinder.Mamba.t(), keyword) :: {Axon.t(), Axon.ModelState.t()}
+  @spec from_mamba(Sidewinder.Mamba.t(), keyword) :: {Axon.t(), %Axon.ModelState{}}
   def from_mamba(%Sidewinder.Mamba{} = mamba, opts \\ []) do
     %{name: name} = options!(:from_mamba, opts, name: {"mamba", :prefix})
     Sidewinder.Axon.Mamba.from_mamba(mamba, name)
@@ -865,11 +865,11 @@ defmodule Sidewinder.Axon do
 
   ## Options
 
-    * `:causal` - whether a query sees no later keys. Defaults to `false`.
+    * `:causal` - whether a query attends only to keys up to its own position. Defaults to `false`.
 
     * `:scale`, `:q_offset`, `:layout` - as in `Sidewinder.attention/4`
 
-    * `:mask` - a layer of integers, not 0 where a query sees a key, of a shape that repeats to
+    * `:mask` - a layer of integers, not 0 where a query attends to a key, of a shape that repeats to
       `{batch, heads, queries, keys}`
 
   ## Examples
@@ -912,7 +912,7 @@ defmodule Sidewinder.Axon do
 
     * `:heads` - how many there are, a divisor of D. Defaults to `1`.
 
-    * `:causal` - whether a token sees no later ones. Defaults to `false`.
+    * `:causal` - whether a token attends only to itself and earlier tokens. Defaults to `false`.
 
     * `:rope_theta` - the base of rotary angles. Defaults to `nil`, no rotation.
 

@@ -9,16 +9,7 @@ defmodule Sidewinder.Compare.Difference do
   @summed %{f64: {1.0e-10, 1.0e-12}, f32: {1.0e-5, 1.0e-6}}
   @rounded %{bf16: {0.00390625, 0.015625}, f16: {0.00048828125, 0.001953125}}
 
-  @typedoc """
-  How far a tensor is from the reference. `max_rel_err` is the largest difference of an element by that
-  element of the reference, or by a thousandth of its tensor's largest if that is more. Where one of two
-  is no number, both are infinite.
-  """
-  @type t :: %{
-          max_abs_err: float | :infinity,
-          max_rel_err: float | :infinity,
-          within_tolerance: boolean
-        }
+  @type t :: Sidewinder.Compare.difference()
 
   @typedoc "A tensor of the reference, its largest element, and the tolerance."
   @type truth :: %{tensor: Tensor.t(), largest: float, rtol: number, atol: number}

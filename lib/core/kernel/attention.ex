@@ -21,7 +21,7 @@ defmodule Sidewinder.Kernel.Attention do
 
       S[i,j] = scale q[i].k[j] + bias[i,j]            y[i] = sum_j softmax(S[i])[j] v[j]
 
-  over the keys `j` that query `i` sees.
+  over the keys `j` that query `i` attends to.
 
     * `q` - `{B, H, L, W}`
     * `k` - `{B, K, M, W}`
@@ -30,15 +30,15 @@ defmodule Sidewinder.Kernel.Attention do
   Options besides those of `Sidewinder.Kernel`:
 
     * `:scale` - `1 / sqrt(W)` by default
-    * `:causal` - whether query `i` sees no keys after `i + q_offset`; `false` by default
+    * `:causal` - whether query `i` attends only to keys up to `i + q_offset`; `false` by default
     * `:q_offset` - the position of the first query among the keys; `M - L` by default, so that the last
-      query sees all keys
-    * `:mask` - of a shape that broadcasts to `{B, H, L, M}`, not 0 where a query sees a key
+      query attends to all keys
+    * `:mask` - of a shape that broadcasts to `{B, H, L, M}`, not 0 where a query attends to a key
     * `:bias` - of a shape that broadcasts to `{B, H, L, M}`
     * `:layout` - `:heads_first`, the default, or `:heads_last`
     * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`: `ln sum_j exp(S[i,j])`
 
-  A query that sees nothing has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,
+  A query with no visible key has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,
   unless an option returns more.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
@@ -105,7 +105,7 @@ defmodule Sidewinder.Kernel.Attention do
     * `cache` - a `Sidewinder.KVCache` of the type, batch, heads and widths of `k` and `v`, on their device
 
   Options besides those of `Sidewinder.Kernel`: `:scale` and `:layout` as in `attention/4`, `:mask` and `:bias`
-  for the keys of the cache and then the new ones, and `:causal` - whether a token sees no later ones, `true`
+  for the keys of the cache and then the new ones, and `:causal` - whether a token attends only to itself and earlier tokens, `true`
   by default.
 
   Returns `{y, cache}`, the latter with the new rows. Rows of `y`, `{B, H, L, V}`, are those of one causal
@@ -171,6 +171,12 @@ defmodule Sidewinder.Kernel.Attention do
   @doc """
   The gradient of `rope/2`, with its options: a map of `:dx`. `x` may be any tensor of the right shape, such
   as `dy`.
+
+      iex> x = Sidewinder.Tensor.from_list([1, 2, 3, 4], :f32, {1, 1, 1, 4})
+      iex> y = Sidewinder.Kernel.Attention.rope(x, first_position: 1)
+      iex> %{dx: dx} = Sidewinder.Kernel.Attention.rope_backward(x, y, first_position: 1)
+      iex> Enum.map(Sidewinder.Tensor.to_list(dx), &Float.round(&1, 4))
+      [1.0, 2.0, 3.0, 4.0]
   """
   @spec rope_backward(Tensor.t(), Tensor.t(), keyword) :: %{dx: Tensor.t()}
   def rope_backward(x, dy, options \\ []),
@@ -220,7 +226,7 @@ defmodule Sidewinder.Kernel.Attention do
   Options besides those of `Sidewinder.Kernel`:
 
     * `:heads` - 1 by default
-    * `:causal` - whether a token sees no later ones; `false` by default
+    * `:causal` - whether a token attends only to itself and earlier tokens; `false` by default
     * `:rope_theta` - rotates queries and keys as `rope/2`, with its `:pairing`; no rotation by default
     * `:mask` - of a shape that broadcasts to `{B, H, L, L}`
     * `:cache` - a `Sidewinder.KVCache` of `{B, H, D / H}`. Tokens attend to those in it before their own, are
@@ -238,7 +244,15 @@ defmodule Sidewinder.Kernel.Attention do
   @spec mha(Tensor.t(), Kernel.weights(), keyword) :: Tensor.t() | {Tensor.t(), KVCache.t()}
   def mha(x, weights, options \\ []), do: layer(:mha, x, weights, options)
 
-  @doc "The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`."
+  @doc """
+  The gradient of `mha/3`, with its options: a map of `:dx`, `:dwqkv`, `:dwo` and maybe `:dbo`.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> weights = %{wqkv: from_list([0, 0, 2], :f32, {3, 1}), wo: from_list([1], :f32, {1, 1})}
+      iex> [x, dy] = for v <- [[1, 3], [1, 0]], do: from_list(v, :f32, {1, 2, 1})
+      iex> Sidewinder.Kernel.Attention.mha_backward(x, weights, dy, causal: true).dx
+      #Sidewinder.Tensor<f32 (1, 2, 1) [2.0, 0.0]>
+  """
   @spec mha_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def mha_backward(x, weights, dy, options \\ []),
     do: layer_backward(:mha_backward, x, weights, dy, options)
@@ -254,6 +268,11 @@ defmodule Sidewinder.Kernel.Attention do
 
   Options are those of `mha/3`, and `:eps` of the norms, `1.0e-5` by default. Returns `y`, `{B, L, D}`, or
   with a cache `{y, cache}`.
+
+      iex> [block] = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11).blocks
+      iex> x = Sidewinder.RandomInputs.normal({1, 3, 8}, :f32, 1, :x)
+      iex> Sidewinder.Kernel.Attention.transformer_block(x, block, heads: 2, causal: true).shape
+      {1, 3, 8}
   """
   @spec transformer_block(Tensor.t(), Kernel.weights(), keyword) ::
           Tensor.t() | {Tensor.t(), KVCache.t()}
@@ -262,6 +281,12 @@ defmodule Sidewinder.Kernel.Attention do
 
   @doc """
   The gradient of `transformer_block/3`, with its options: a map of `:dx` and the gradients of all weights.
+
+      iex> [block] = Sidewinder.Transformer.random(layers: 1, width: 8, heads: 2, vocabulary: 11).blocks
+      iex> [x, dy] = for name <- [:x, :dy], do: Sidewinder.RandomInputs.normal({1, 3, 8}, :f32, 1, name)
+      iex> gradients = Sidewinder.Kernel.Attention.transformer_block_backward(x, block, dy, heads: 2)
+      iex> {gradients.dx.shape, gradients.dwqkv.shape}
+      {{1, 3, 8}, {24, 8}}
   """
   @spec transformer_block_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()

@@ -88,6 +88,12 @@ defmodule Sidewinder.Kernel.Mamba do
 
   Returns a map of gradients by the names of their inputs with a `d` before: `:dx`, `:din_proj`,
   `:dA_log` and so on; `:dconv_state` and `:dssm_state` are those of the states that went in.
+
+      iex> [{"x", x} | weights] = Sidewinder.RandomInputs.make(:mamba_block, shape: "B=1,L=3,M=4,D=8,N=2,R=1,W=4")
+      iex> dy = Sidewinder.RandomInputs.normal({1, 3, 4}, :f32, 1, :dy)
+      iex> gradients = Sidewinder.Kernel.Mamba.mamba_block_backward(x, Map.new(weights), dy)
+      iex> {gradients.dx.shape, gradients.dA_log.shape}
+      {{1, 3, 4}, {8, 2}}
   """
   @spec mamba_block_backward(Tensor.t(), weights, Tensor.t(), keyword) :: %{atom => Tensor.t()}
   def mamba_block_backward(x, weights, dy, options \\ []) do

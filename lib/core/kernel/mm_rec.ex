@@ -267,6 +267,13 @@ defmodule Sidewinder.Kernel.MMRec do
 
   @doc """
   The gradient of `mdi_gamma/3`, with its options, of the cotangent `dgamma`: a map of a gradient for each input.
+
+      iex> [one, zero] = for v <- [1, 0], do: Sidewinder.Tensor.from_list([v], :f32, {1})
+      iex> matrix = Sidewinder.Tensor.from_list([1], :f32, {1, 1})
+      iex> weights = %{wg1: matrix, bg1: zero, wg2: matrix, bg2: zero}
+      iex> gradients = Sidewinder.Kernel.MMRec.mdi_gamma_backward(one, weights, one)
+      iex> gradients |> Map.keys() |> Enum.sort()
+      [:dbg1, :dbg2, :dwg1, :dwg2, :dz]
   """
   @spec mdi_gamma_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()
@@ -304,6 +311,14 @@ defmodule Sidewinder.Kernel.MMRec do
   @doc """
   The gradient of `mdi/4`, with its options and `:dgamma` and `:dgate`, the cotangents of its other results, which are
   zero by default; `dh_new` is that of the first. Returns a map of a gradient for each input.
+
+      iex> [one, half] = for v <- [1, 0.5], do: Sidewinder.Tensor.from_list([v], :f32, {1, 1})
+      iex> zero = Sidewinder.Tensor.from_list([0], :f32, {1})
+      iex> wm = Sidewinder.Tensor.from_list([1, 1], :f32, {1, 2})
+      iex> weights = %{wg1: one, bg1: zero, wg2: one, bg2: zero, wm: wm, bm: zero}
+      iex> gradients = Sidewinder.Kernel.MMRec.mdi_backward(one, half, weights, one)
+      iex> {gradients.dz.shape, gradients.dwm.shape}
+      {{1, 1}, {1, 2}}
   """
   @spec mdi_backward(Tensor.t(), Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()
@@ -582,6 +597,13 @@ defmodule Sidewinder.Kernel.MMRec do
   `:gamma` and `:context` save `mmrec_block_backward/5` from computing them again.
 
   Returns a map of `:y`, `:h`, `:last_state`, `:gamma`, `:context` and `:summary`.
+
+      iex> [{"x", x} | weights] = Sidewinder.RandomInputs.make(:mmrec_block, shape: "B=1,L=4,M=3,D=2,I=1,F=3")
+      iex> {k_mem, weights} = Map.pop(Map.new(weights), "k_mem")
+      iex> weights = Map.drop(weights, ["v_mem"])
+      iex> result = Sidewinder.Kernel.MMRec.mmrec_block(x, {k_mem, k_mem}, weights)
+      iex> {result.y.shape, result.last_state.shape}
+      {{1, 4, 2}, {1, 2}}
   """
   @spec mmrec_block(Tensor.t(), {Tensor.t(), Tensor.t()}, Kernel.weights(), keyword) :: %{
           atom => Tensor.t()

@@ -183,7 +183,15 @@ defmodule Sidewinder.Kernel.NN do
     if all?, do: Kernel.atoms(outputs), else: outputs["y"]
   end
 
-  @doc "The gradient of `layer_norm/4`, with its `:eps`: a map of `:dx`, `:dw` and `:db`."
+  @doc """
+  The gradient of `layer_norm/4`, with its `:eps`: a map of `:dx`, `:dw` and `:db`.
+
+      iex> [x, dy] = for v <- [[1, 3], [1, 2]], do: Sidewinder.Tensor.from_list(v, :f32, {1, 2})
+      iex> [w, b] = for v <- [[1, 1], [0, 0]], do: Sidewinder.Tensor.from_list(v, :f32, {2})
+      iex> %{dw: dw, db: db} = Sidewinder.Kernel.NN.layer_norm_backward(x, w, b, dy)
+      iex> for t <- [dw, db], do: Enum.map(Sidewinder.Tensor.to_list(t), &Float.round(&1, 4))
+      [[-1.0, 2.0], [1.0, 2.0]]
+  """
   @spec layer_norm_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()
         }
@@ -207,7 +215,15 @@ defmodule Sidewinder.Kernel.NN do
   def layer_norm_gelu(x, w, b, options \\ []),
     do: Kernel.outputs(:layer_norm_gelu, [{"x", x}, {"w", w}, {"b", b}], options)
 
-  @doc "The gradient of `layer_norm_gelu/4`, with its options: a map of `:dx`, `:dw` and `:db`."
+  @doc """
+  The gradient of `layer_norm_gelu/4`, with its options: a map of `:dx`, `:dw` and `:db`.
+
+      iex> [x, dy] = for v <- [[1, 3], [1, 2]], do: Sidewinder.Tensor.from_list(v, :f32, {1, 2})
+      iex> [w, b] = for v <- [[1, 1], [0, 0]], do: Sidewinder.Tensor.from_list(v, :f32, {2})
+      iex> %{db: db} = Sidewinder.Kernel.NN.layer_norm_gelu_backward(x, w, b, dy)
+      iex> Enum.map(Sidewinder.Tensor.to_list(db), &Float.round(&1, 2))
+      [-0.08, 2.17]
+  """
   @spec layer_norm_gelu_backward(Tensor.t(), Tensor.t(), Tensor.t(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()
         }
@@ -319,6 +335,12 @@ defmodule Sidewinder.Kernel.NN do
 
   @doc """
   The gradient of `swiglu_mlp/3`, with its options: a map of `:dx`, `:dwg`, `:dwu` and `:dwd`.
+
+      iex> import Sidewinder.Tensor, only: [from_list: 3]
+      iex> weights = %{wg: from_list([0], :f32, {1, 1}), wu: from_list([2], :f32, {1, 1}), wd: from_list([3], :f32, {1, 1})}
+      iex> [x, dy] = for v <- [1, 1], do: from_list([v], :f32, {1, 1})
+      iex> Sidewinder.Kernel.NN.swiglu_mlp_backward(x, weights, dy).dwg
+      #Sidewinder.Tensor<f32 (1, 1) [3.0]>
   """
   @spec swiglu_mlp_backward(Tensor.t(), Kernel.weights(), Tensor.t(), keyword) :: %{
           atom => Tensor.t()

@@ -93,7 +93,7 @@ defmodule Sidewinder.Kernel.Scan do
   end
 
   @doc """
-  The scan of Mamba-2 (state space dual), whose heads decay by one number a step. In the shapes H are the heads, each of
+  The scan of Mamba-2 (state space dual), in which a head has one decay for each step. In the shapes H are the heads, each of
   width P, and N the states of a row; `Sidewinder.ssd/6` has the formula.
 
     * `x` - `{B, L, H, P}`
@@ -108,7 +108,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, P, N}`
 
-  Returns `y`, `{B, L, H, P}`, unless it asks for more.
+  Returns `y`, `{B, L, H, P}`, unless an option asks for more outputs.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> x = from_list([1, 2, 2, -1], :f32, {1, 2, 1, 2})
@@ -183,7 +183,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns `{y, last_state}`, the second `{B, H, K, V}`
 
-  Returns `y`, `{B, L, H, V}`, unless it asks for more.
+  Returns `y`, `{B, L, H, V}`, unless an option asks for more outputs.
 
       iex> import Sidewinder.Tensor, only: [from_list: 3]
       iex> k = from_list([1, 0, 0, 1, 1, 0], :f32, {1, 3, 1, 2})

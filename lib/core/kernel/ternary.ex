@@ -3,7 +3,7 @@ defmodule Sidewinder.Kernel.Ternary do
   Ternary weights: cells of -1, 0 and 1 in two bits, and products with them.
 
   A cell is `bit0 - bit1`. Both bits set are no value but a *sentinel*: products read it as 0, `verify/2` finds it, and
-  `convert/4` refuses it unless told otherwise. Weights are kept as planes, a tuple of two `:u8` tensors
+  `convert/4` refuses it unless an option says otherwise. Weights are kept as planes, a tuple of two `:u8` tensors
   `{out, ceil(in / 8)}`, one for each bit: cell i is in byte i / 8, the least significant bit first. Other layouts are
   named explicitly:
 

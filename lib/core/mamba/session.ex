@@ -21,7 +21,7 @@ defmodule Sidewinder.Mamba.Session do
       3
   """
 
-  alias Sidewinder.{Device, Error, Mamba, Native, Options, Tensor}
+  alias Sidewinder.{Device, Error, Mamba, Native, Options, Telemetry, Tensor}
   alias Sidewinder.Mamba.Generation
 
   @enforce_keys [:ref, :model]
@@ -29,7 +29,14 @@ defmodule Sidewinder.Mamba.Session do
 
   @type t :: %__MODULE__{ref: reference, model: Mamba.t()}
 
-  @doc "A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where there is none left."
+  @doc """
+  A session that has seen nothing. Raises `Sidewinder.Error` of kind `:memory` where no memory is left.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> Session.length(session)
+      0
+  """
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model), do: held(model, Native.mamba_session(model.ref))
   def new(other), do: Mamba.no_model(other)
@@ -41,6 +48,11 @@ defmodule Sidewinder.Mamba.Session do
 
   With `logits: true` it returns the model's output for the last of them: logits, `{V}`, or normed features, `{M}`;
   otherwise `:ok`.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> {Session.prefill(session, [1, 2]), Session.prefill(session, [3], logits: true).shape}
+      {:ok, {11}}
   """
   @spec prefill(t, Mamba.tokens() | Tensor.t(), keyword) :: :ok | Tensor.t()
   def prefill(session, input, options \\ [])
@@ -54,7 +66,10 @@ defmodule Sidewinder.Mamba.Session do
         do: &Native.mamba_prefill_cpu/3,
         else: &Native.mamba_prefill_io/3
 
-    case Error.unwrap!(call.(ref, rows(input), logits)) do
+    rows = rows(input)
+    work = fn -> call.(ref, rows, logits) end
+
+    case model |> Telemetry.model(:prefill, rows, work) |> Error.unwrap!() do
       nil -> :ok
       tensor -> first(tensor)
     end
@@ -97,11 +112,15 @@ defmodule Sidewinder.Mamba.Session do
   defp no_session(other),
     do: Options.wrong_argument!("sessions", "a session, or a list of them", other)
 
-  defp stepped([%{model: %{scheduler: :cpu}} | _] = sessions, input),
-    do: Error.unwrap!(Native.mamba_step_cpu(refs(sessions), rows(input)))
+  defp stepped([%{model: model} | _] = sessions, input) do
+    refs = refs(sessions)
+    rows = rows(input)
 
-  defp stepped(sessions, input),
-    do: Error.unwrap!(Native.mamba_step_io(refs(sessions), rows(input)))
+    call =
+      if model.scheduler == :cpu, do: &Native.mamba_step_cpu/2, else: &Native.mamba_step_io/2
+
+    model |> Telemetry.model(:step, rows, fn -> call.(refs, rows) end) |> Error.unwrap!()
+  end
 
   defp refs(sessions) do
     unless Options.list?(sessions) and Enum.all?(sessions, &is_struct(&1, __MODULE__)),
@@ -150,7 +169,9 @@ defmodule Sidewinder.Mamba.Session do
     call =
       if model.scheduler == :cpu, do: &Native.mamba_next_cpu/3, else: &Native.mamba_next_io/3
 
-    Error.unwrap!(call.(refs, rows(tokens), samplings))
+    rows = rows(tokens)
+    work = fn -> call.(refs, rows, samplings) end
+    model |> Telemetry.model(:step, rows, work) |> Error.unwrap!()
   end
 
   def next(other, _tokens, _options), do: no_session(other)
@@ -172,17 +193,42 @@ defmodule Sidewinder.Mamba.Session do
     end
   end
 
-  @doc "How many tokens or frames it has seen."
+  @doc """
+  How many tokens or frames it has seen.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> Session.prefill(session, [1, 2, 3])
+      iex> Session.length(session)
+      3
+  """
   @spec length(t) :: non_neg_integer
   def length(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_length(ref))
   def length(other), do: no_session(other)
 
-  @doc "A copy of the session; from here on the two are independent."
+  @doc """
+  A copy of the session; from here on the two are independent.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> other = Session.fork(session)
+      iex> Session.step(session, 1)
+      iex> {Session.length(session), Session.length(other)}
+      {1, 0}
+  """
   @spec fork(t) :: t
   def fork(%__MODULE__{ref: ref, model: model}), do: held(model, Native.mamba_fork(ref))
   def fork(other), do: no_session(other)
 
-  @doc "Forgets all that it has seen."
+  @doc """
+  Forgets all that it has seen.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> Session.prefill(session, [1, 2, 3])
+      iex> {Session.reset(session), Session.length(session)}
+      {:ok, 0}
+  """
   @spec reset(t) :: :ok
   def reset(%__MODULE__{ref: ref}) do
     {} = Error.unwrap!(Native.mamba_reset(ref))
@@ -194,6 +240,11 @@ defmodule Sidewinder.Mamba.Session do
   @doc """
   The session as a binary, to be kept or sent: the bytes of a safetensors file with `conv_state`, `ssm_state`,
   `length` and `seen`, a bit for each token of the vocabulary.
+
+      iex> alias Sidewinder.Mamba.Session
+      iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
+      iex> session |> Session.dump() |> Sidewinder.Safetensors.decode() |> Map.keys()
+      ["conv_state", "length", "seen", "ssm_state"]
   """
   @spec dump(t) :: binary
   def dump(%__MODULE__{ref: ref}), do: Error.unwrap!(Native.mamba_dump(ref))

@@ -22,7 +22,7 @@ defmodule Sidewinder.Mamba.Trainer do
       true
   """
 
-  alias Sidewinder.{Error, Mamba, Native, Options}
+  alias Sidewinder.{Error, Mamba, Native, Options, Telemetry}
 
   @options [:learning_rate, :beta1, :beta2, :eps, :weight_decay, :clip]
 
@@ -35,6 +35,11 @@ defmodule Sidewinder.Mamba.Trainer do
   Starts from the weights of a language model, which it copies.
 
   Raises `Sidewinder.Error` of kind `:argument` for a backbone, and for a FalconMamba.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model)
+      iex> trainer.model == model
+      true
   """
   @spec new(Mamba.t()) :: t
   def new(%Mamba{} = model),
@@ -49,12 +54,18 @@ defmodule Sidewinder.Mamba.Trainer do
 
     * `:learning_rate` - 1.0e-3 by default
     * `:beta1`, `:beta2` - the decays of the means of gradients and of their squares, 0.9 and 0.95 by default
-    * `:eps` - what keeps the divisor from 0, 1.0e-8 by default
+    * `:eps` - added to the divisor of the update, for numerical stability; 1.0e-8 by default
     * `:weight_decay` - 0.1 by default; it concerns matrices, but not `A_log`
     * `:clip` - the norm that larger gradients are scaled down to, 1.0 by default; 0 for any
 
   Raises `Sidewinder.Error` for invalid tokens and, naming `learning_rate`, where loss or gradient are not finite: the
   weights are then unchanged.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model)
+      iex> %{loss: loss, norm: norm} = Sidewinder.Mamba.Trainer.step(trainer, [[1, 2, 3], [4, 5, 6]])
+      iex> loss > 0 and norm > 0
+      true
   """
   @spec step(t, [Mamba.tokens()], keyword) :: %{loss: float, norm: float}
   def step(%__MODULE__{ref: ref, model: model}, sequences, options \\ []) do
@@ -66,7 +77,9 @@ defmodule Sidewinder.Mamba.Trainer do
           into: %{},
           do: {name, number!(name, value)}
 
-    {loss, norm} = Error.unwrap!(call.(ref, Mamba.fed(sequences), how))
+    fed = Mamba.fed(sequences)
+    work = fn -> call.(ref, fed, how) end
+    {loss, norm} = model |> Telemetry.model(:train, fed, work) |> Error.unwrap!()
     %{loss: loss, norm: norm}
   end
 
@@ -81,6 +94,11 @@ defmodule Sidewinder.Mamba.Trainer do
 
   Options are those of `Sidewinder.Mamba.new/3`; by default it is where the trainer is, in the trainer's type, with the
   tokenizer of the model that it started from.
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model)
+      iex> Sidewinder.Mamba.Trainer.model(trainer, type: :bf16).type
+      :bf16
   """
   @spec model(t, keyword) :: Mamba.t()
   def model(%__MODULE__{} = trainer, options \\ []), do: Mamba.learnt(trainer, options)

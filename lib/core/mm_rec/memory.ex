@@ -25,7 +25,7 @@ defmodule Sidewinder.MMRec.Memory do
 
   Functions that are about one layer take the option `:layer`, 0 by default. All raise `Sidewinder.Error`: of kind
   `:option` or `:argument` for arguments that are no tensors, `:shape` and `:dtype` for tensors that do not fit the
-  memory, `:unavailable` for a device that is not there, and `:memory` where there is none left.
+  memory, `:unavailable` for a device that is not there, and `:memory` where no memory is left.
   """
 
   alias Sidewinder.{Error, Kernel, Options, RandomInputs, Tensor}
@@ -270,6 +270,12 @@ defmodule Sidewinder.MMRec.Memory do
       all queries
     * `:decay` - 0.99 by default
     * `:layer`
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, levels: 2)
+      iex> summary = Tensor.from_list([4, 8], :f32, {1, 2})
+      iex> memory |> Memory.write_long(summary, summary) |> Memory.cursor(:long)
+      1
   """
   @spec write_long(t, Tensor.t(), Tensor.t(), keyword) :: t
   def write_long(%__MODULE__{} = memory, k, v, options \\ []) do
@@ -304,6 +310,13 @@ defmodule Sidewinder.MMRec.Memory do
 
   @doc """
   The keys and values of a bank, `:short` or `:long`: `{B, S, D}` or `{B, M, D}`, in order of slots. Option: `:layer`.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
+      iex> h = Tensor.from_list([4, 8], :f32, {1, 1, 2})
+      iex> {keys, _values} = memory |> Memory.write_short(h, h) |> Memory.read(:short)
+      iex> Tensor.to_list(keys)
+      [4.0, 8.0, 0.0, 0.0, 0.0, 0.0]
   """
   @spec read(t, :short | :long, keyword) :: pair
   def read(%__MODULE__{} = memory, bank, options \\ []) do
@@ -342,6 +355,13 @@ defmodule Sidewinder.MMRec.Memory do
   @doc """
   The keys and values of a level of the hierarchy: 0 is the long bank; -1, the default, or a number beyond the last level
   is the top. Option: `:layer`.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, levels: 2)
+      iex> summary = Tensor.from_list([4, 8], :f32, {1, 2})
+      iex> {keys, _values} = memory |> Memory.write_long(summary, summary) |> Memory.query(0)
+      iex> Enum.take(Tensor.to_list(keys), 2)
+      [4.0, 8.0]
   """
   @spec query(t, integer, keyword) :: pair
   def query(memory, level \\ -1, options \\ [])
@@ -359,6 +379,12 @@ defmodule Sidewinder.MMRec.Memory do
   @doc """
   The number of rows, or of summaries by the policy `:ring`, that a bank has had. Modulo the bank's slots it is the next
   slot. Option: `:layer`.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
+      iex> h = Tensor.from_list([4, 8], :f32, {1, 1, 2})
+      iex> memory |> Memory.write_short(h, h) |> Memory.cursor(:short)
+      1
   """
   @spec cursor(t, :short | :long, keyword) :: non_neg_integer
   def cursor(%__MODULE__{} = memory, bank, options \\ []) do
@@ -384,7 +410,15 @@ defmodule Sidewinder.MMRec.Memory do
     )
   end
 
-  @doc "The memory with the initial contents of its `:init`."
+  @doc """
+  The memory with the initial contents of its `:init`.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
+      iex> h = Tensor.from_list([4, 8], :f32, {1, 1, 2})
+      iex> memory |> Memory.write_short(h, h) |> Memory.reset() |> Memory.cursor(:short)
+      0
+  """
   @spec reset(t) :: t
   def reset(%__MODULE__{layers: layers} = memory) do
     layers = for index <- 0..(tuple_size(layers) - 1), do: layer(memory, index)
@@ -417,6 +451,13 @@ defmodule Sidewinder.MMRec.Memory do
   The memory of a dump. Options are `:levels`, `:ratio`, `:init` and `:backend` as in `new/1`, which are not in the dump.
 
   Raises `Sidewinder.Error` of kind `:argument` for a binary that is no dump, or is damaged.
+
+      iex> alias Sidewinder.{MMRec.Memory, Tensor}
+      iex> memory = Memory.new(width: 2, long_slots: 4, short_slots: 3, levels: 2)
+      iex> h = Tensor.from_list([4, 8], :f32, {1, 1, 2})
+      iex> written = Memory.write_short(memory, h, h)
+      iex> Memory.read(Memory.restore(Memory.dump(written)), :short) == Memory.read(written, :short)
+      true
   """
   @spec restore(binary, keyword) :: t
   def restore(dump, options \\ []) do

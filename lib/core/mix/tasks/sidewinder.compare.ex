@@ -28,6 +28,7 @@ defmodule Mix.Tasks.Sidewinder.Compare do
     * `--threads N` - how many are all threads
     * `--rtol X`, `--atol X` - the tolerance, in place of that of `Sidewinder.Compare`
     * `--no-gradient` - only the op itself
+    * `--json`, `--svg` - prints the result as JSON, or as an SVG picture of the times, in place of the table
     * the op's own options, as in `mix sidewinder.run`
 
   The exit code is 1 if a level is out of tolerance or failed, or if something is wrong with the call.
@@ -48,7 +49,7 @@ defmodule Mix.Tasks.Sidewinder.Compare do
     seed: :integer
   ]
   @common [shape: :string, type: :string, with: :string, file: :string, case: :string] ++
-            [help: :boolean] ++ @measured
+            [help: :boolean, json: :boolean, svg: :boolean] ++ @measured
 
   # Optional inputs that some ops need.
   @needed %{heads: 8, fn: "silu"}
@@ -68,13 +69,23 @@ defmodule Mix.Tasks.Sidewinder.Compare do
 
   defp compare(op, args) do
     {options, words} = OpArguments.parse!(op, args, @common)
+    form = form(options)
     if words != [], do: refuse("words", "none after the op's name", Enum.join(words, " "))
     own = own_options(op, options)
     inputs = inputs(op, options, own)
     work = fn -> Compare.levels(op.name, inputs, [{:options, own} | measured(options)]) end
     result = CommandLine.ticking(op.name, work)
-    Mix.shell().info(Compare.table(result))
+    Mix.shell().info(form.(result))
     unless result.ok?, do: exit({:shutdown, 1})
+  end
+
+  defp form(options) do
+    case for(name <- [:json, :svg], options[name], do: name) do
+      [] -> &Compare.table/1
+      [:json] -> &Compare.json/1
+      [:svg] -> &Compare.svg/1
+      _both -> refuse("--svg", "one of --json and --svg", "both")
+    end
   end
 
   defp measured(options), do: Keyword.take(options, Keyword.keys(@measured))
@@ -109,7 +120,7 @@ defmodule Mix.Tasks.Sidewinder.Compare do
 
     Every op: --shape B=1,L=100 | --shape 2x100x64  --type f32|bf16|f16|f64  --with NAME,NAME  --seed N
               --file IN.safetensors  --case NAME  --iterations N  --warmup N  --max-ms N  --threads N
-              --rtol X  --atol X  --no-gradient
+              --rtol X  --atol X  --no-gradient  --json  --svg
 
     #{Enum.map_join(ops, "\n", &OpArguments.help/1)}\
     """

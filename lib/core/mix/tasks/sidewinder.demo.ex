@@ -2,7 +2,7 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   @shortdoc "Shows a language model and the selective scan at work on this machine"
 
   @moduledoc """
-  Lets a small language model of bytes continue a text, tells how fast it reads and writes, and how well it predicts a
+  Lets a small language model of bytes continue a text, prints how fast it reads and writes, and how well it predicts a
   book that is not in its training data, compared with prediction by partial matching. Then runs the selective scan on
   real data, compares with PyTorch's results, and measures every level that this machine has on two real sizes.
 

@@ -1,11 +1,14 @@
 defmodule Mix.Tasks.Sidewinder.Info do
-  @shortdoc "Tells what this machine has, and where each op would run"
+  @shortdoc "Prints what this machine has, and where each op would run"
 
   @moduledoc """
-  Tells whether the native library is there, what the CPU and the GPUs offer, and for each op
+  Prints whether the native library is there, what the CPU and the GPUs offer, and for each op
   where it would run now, and why not on a device that may be faster.
 
       mix sidewinder.info
+      mix sidewinder.info --json
+
+  With `--json` it prints what `Sidewinder.Device.info/0` returns as one line of JSON.
 
   From Elixir use `Sidewinder.Device.info/0`. The environment variables `SIDEWINDER_BACKEND` and
   `SIDEWINDER_THREADS` and the configuration apply. Missing hardware or software is reported, and is no failure.
@@ -13,12 +16,27 @@ defmodule Mix.Tasks.Sidewinder.Info do
 
   use Mix.Task
 
-  alias Sidewinder.{CommandLine, Device}
+  alias Sidewinder.{CommandLine, Device, JSON}
 
   @impl true
   def run(args) do
     Mix.Task.run("app.config")
-    CommandLine.run(args, fn _ -> Enum.each(lines(Device.info()), &Mix.shell().info/1) end)
+    CommandLine.run(args, &main/1)
+  end
+
+  defp main(args) do
+    options = CommandLine.options!(args, [json: :boolean], "sidewinder.info")
+    info = Device.info()
+    lines = if options[:json], do: [json(info)], else: lines(info)
+    Enum.each(lines, &Mix.shell().info/1)
+  end
+
+  @doc false
+  def json(info) do
+    gpus =
+      for %{driver: {major, minor}} = gpu <- info.gpus, do: %{gpu | driver: "#{major}.#{minor}"}
+
+    JSON.text(%{info | backend: Device.name(info.backend), gpus: gpus})
   end
 
   @doc false

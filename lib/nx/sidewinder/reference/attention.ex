@@ -14,7 +14,7 @@ defmodule Sidewinder.Reference.Attention do
     weights = Nx.select(visible, Nx.exp(Nx.subtract(seen, largest)), zero)
     sum = Nx.sum(weights, axes: [-1], keep_axes: true)
 
-    # A query that sees nothing has a sum of 0.
+    # A query with no visible key has a sum of 0.
     divisor = Nx.select(Nx.equal(sum, 0), constant(1, sum), sum)
     y = Nx.dot(Nx.divide(weights, divisor), [4], [0, 1], heads(op, inputs["v"]), [2], [0, 1])
 

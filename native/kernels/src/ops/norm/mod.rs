@@ -110,7 +110,7 @@ pub struct Problem {
     pub columns: usize,
     /// Whether the mean is subtracted.
     pub centered: bool,
-    /// The term that keeps the divisor from 0.
+    /// The epsilon that is added to the divisor.
     pub eps: f64,
     /// Where `eps` is added.
     pub eps_mode: EpsMode,

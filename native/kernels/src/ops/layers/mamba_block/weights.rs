@@ -31,7 +31,7 @@ pub struct Weights<T> {
 /// Norms of the root mean square of `delta`, `B` and `C`.
 #[derive(Clone)]
 pub struct Norms<T> {
-    /// What keeps the divisors from 0.
+    /// The epsilon that is added to the divisors.
     pub eps: f64,
     /// Their weights: `(R)`, `(N)` and `(N)`.
     pub w: [T; 3],

@@ -52,7 +52,7 @@ pub struct Problem {
     pub groups: usize,
     /// The length of a part.
     pub columns: usize,
-    /// The term that keeps the divisor from 0.
+    /// The epsilon that is added to the divisor.
     pub eps: f64,
     /// Whether the gate comes after the norm.
     pub norm_before_gate: bool,
