@@ -6,6 +6,8 @@ defmodule Sidewinder.ArchiveTest do
   alias Sidewinder.Archive
 
   @moduletag :tmp_dir
+  # Mix adds them to the code path when they are needed.
+  @compile {:no_warn_undefined, [:public_key, :ssl]}
   @library "the bytes of a library"
   @name "libsidewinder_nif-v1.2.3-nif-2.16-x86_64-unknown-linux-gnu.so.tar.gz"
 
@@ -158,5 +160,51 @@ defmodule Sidewinder.ArchiveTest do
     base = "http://archives.invalid"
     assert Archive.library(@name, context.sums, base) == {:ok, @library}
     assert_received {:request, "GET http://archives.invalid/#{@name} HTTP/1.1"}
+  end
+
+  # A server with a certificate for `localhost`, and the authority that signed it.
+  defp serve_tls(folder, archive) do
+    {:ok, _} = Application.ensure_all_started(:ssl)
+    name = [{:Extension, {2, 5, 29, 17}, false, [dNSName: ~c"localhost"]}]
+    made = [digest: :sha256, key: {:namedCurve, :secp256r1}]
+    peer = %{root: made, intermediates: [], peer: made}
+    chain = %{peer | peer: [extensions: name] ++ made}
+
+    %{server_config: server, client_config: client} =
+      :public_key.pkix_test_data(%{server_chain: chain, client_chain: peer})
+
+    authority = Path.join(folder, "authority.pem")
+    pem = for der <- client[:cacerts], do: {:Certificate, der, :not_encrypted}
+    File.write!(authority, :public_key.pem_encode(pem))
+    {:ok, listener} = :ssl.listen(0, [:binary, active: false, ip: {127, 0, 0, 1}] ++ server)
+    {:ok, {_, port}} = :ssl.sockname(listener)
+    spawn_link(fn -> answer_tls(listener, archive) end)
+    {"https://localhost:#{port}", authority}
+  end
+
+  defp answer_tls(listener, archive) do
+    {:ok, socket} = :ssl.transport_accept(listener)
+
+    with {:ok, socket} <- :ssl.handshake(socket), {:ok, _request} <- :ssl.recv(socket, 0) do
+      head = "HTTP/1.1 200 OK\r\ncontent-length: #{byte_size(archive)}\r\n\r\n"
+      :ok = :ssl.send(socket, head <> archive)
+    end
+
+    answer_tls(listener, archive)
+  end
+
+  @tag :capture_log
+  test "certificates are checked, by the system's authorities or those of a file", context do
+    {url, authority} = serve_tls(context.tmp_dir, context.archive)
+    cache = %{"RUSTLER_PRECOMPILED_GLOBAL_CACHE_PATH" => Path.join(context.tmp_dir, "cache")}
+    with_env(Map.put(cache, "HEX_CACERTS_PATH", nil))
+    {:error, why} = Archive.library(@name, context.sums, url)
+    assert why =~ ~r/unknown.ca|no CA certificates/i
+
+    with_env(%{"HEX_CACERTS_PATH" => authority})
+    by_address = String.replace(url, "localhost", "127.0.0.1")
+    {:error, why} = Archive.library(@name, context.sums, by_address)
+    assert why =~ "hostname_check_failed"
+    assert Archive.library(@name, context.sums, url) == {:ok, @library}
   end
 end
