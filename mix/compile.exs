@@ -15,6 +15,9 @@ defmodule Mix.Tasks.Compile.Sidewinder do
   use Mix.Task.Compiler
   alias Sidewinder.Archive
 
+  # mix.exs loads this file before its own module.
+  @compile {:no_warn_undefined, Sidewinder.MixProject}
+
   @root Path.dirname(__DIR__)
   @sources ~w(native/Cargo.* native/*/Cargo.toml native/*/build.rs native/*/src/**)
 
