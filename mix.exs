@@ -1,184 +1,11 @@
-defmodule Mix.Tasks.Compile.Sidewinder do
-  @moduledoc """
-  Builds the native library with cargo and puts it into the application's `priv` below the build path.
-
-  Nothing is written to where the sources are. The environment variable `SIDEWINDER_NATIVE` names a
-  library that is used instead of running cargo, or is `none`: then nothing is built, and only the
-  slow pure Nx functions work. `CARGO_TARGET_DIR` is where cargo builds, if it is set.
-  """
-  use Mix.Task.Compiler
-
-  @sources ~w(native/Cargo.* native/*/Cargo.toml native/*/build.rs native/*/src/**)
-
-  @impl true
-  def run(args) do
-    Sidewinder.MixProject.choose_layers()
-    prebuilt = prebuilt(System.get_env("SIDEWINDER_NATIVE"))
-    seen = seen(prebuilt)
-
-    if "--force" in args or File.read(stamp()) != {:ok, seen} or gone?(prebuilt),
-      do: build(prebuilt, seen),
-      else: :noop
-  end
-
-  @impl true
-  def manifests, do: [stamp()]
-
-  @impl true
-  def clean, do: Enum.each([library(), stamp()], &File.rm/1)
-
-  defp library, do: Path.join(Mix.Project.app_path(), "priv/native/sidewinder_nif.so")
-  defp stamp, do: Path.join(Mix.Project.manifest_path(), "compile.sidewinder")
-
-  defp prebuilt(unset) when unset in [nil, ""], do: nil
-  defp prebuilt("none"), do: "none"
-  defp prebuilt(path), do: from_project(path)
-
-  # A dependency is compiled in its own folder; paths are meant from that of the whole project.
-  defp from_project(path) do
-    Path.expand(path, Path.dirname(Path.expand(Mix.Project.config()[:lockfile])))
-  end
-
-  # Looking at the files' times is faster than asking cargo.
-  defp seen(prebuilt) do
-    files = if prebuilt, do: [prebuilt], else: sources()
-    stats = for path <- files, {:ok, stat} <- [File.stat(path)], do: {path, stat.mtime, stat.size}
-    "#{prebuilt || "cargo"} #{:erlang.phash2(stats)}"
-  end
-
-  defp sources, do: Enum.flat_map(@sources, &Path.wildcard(Path.expand(&1, __DIR__)))
-
-  defp gone?(prebuilt), do: prebuilt != "none" and not File.exists?(library())
-
-  defp build(prebuilt, seen) do
-    Sidewinder.MixProject.tell_packages()
-    own_priv(Path.join(Mix.Project.app_path(), "priv"))
-    File.mkdir_p!(Path.dirname(library()))
-
-    case prebuilt do
-      nil -> cargo(System.find_executable("cargo"))
-      "none" -> File.rm(library())
-      path -> install(path, &check_prebuilt!(path, &1))
-    end
-
-    File.mkdir_p!(Path.dirname(stamp()))
-    File.write!(stamp(), seen)
-  end
-
-  # Mix links `priv` to that of the sources, where other projects would find our library as well.
-  # Where it finds a folder it copies into that.
-  defp own_priv(priv) do
-    if match?({:ok, _}, File.read_link(priv)), do: File.rm!(priv)
-    File.mkdir_p!(priv)
-    Mix.Project.build_structure()
-  end
-
-  defp cargo(nil) do
-    Mix.raise("""
-    Sidewinder's native library is written in Rust, and there is no cargo on this machine. Either
-      * install Rust 1.91 or later,
-      * set SIDEWINDER_NATIVE to the path of a library that was built elsewhere, or
-      * set SIDEWINDER_NATIVE=none to do without it: then only the slow pure Nx functions work.
-    """)
-  end
-
-  defp cargo(cargo) do
-    args = ~w(build --release --locked --package sidewinder_nif)
-    env = [{"CARGO_TARGET_DIR", target()}]
-    output = [stderr_to_stdout: true, into: IO.stream(:stderr, :line)]
-
-    case System.cmd(cargo, args, [cd: Path.join(__DIR__, "native"), env: env] ++ output) do
-      {_, 0} -> install(built(), & &1)
-      {_, code} -> Mix.raise("cargo build failed with exit code #{code}; its output is above")
-    end
-  end
-
-  # Environments share what cargo builds, unless their build paths are said one by one.
-  defp target do
-    build = Mix.Project.build_path()
-    root = if System.get_env("MIX_BUILD_PATH"), do: build, else: Path.dirname(build)
-    from_project(System.get_env("CARGO_TARGET_DIR") || Path.join(root, "native"))
-  end
-
-  defp built do
-    triple = System.get_env("CARGO_BUILD_TARGET", "")
-    Path.join([target(), triple, "release", built_name(:os.type())])
-  end
-
-  defp built_name({:unix, :darwin}), do: "libsidewinder_nif.dylib"
-  defp built_name(_), do: "libsidewinder_nif.so"
-
-  # By rename, for a running VM may have mapped the old file.
-  defp install(from, check) do
-    unfinished = "#{Path.rootname(library())}.#{System.pid()}.so"
-
-    try do
-      with {:error, reason} <- File.cp(from, unfinished), do: refuse(from, file_error(reason))
-      check.(unfinished)
-      File.rename!(unfinished, library())
-    after
-      File.rm(unfinished)
-    end
-  end
-
-  defp file_error(reason), do: reason |> :file.format_error() |> List.to_string()
-
-  # A library for another machine than this one cannot be tried here.
-  defp check_prebuilt!(path, copy) do
-    with true <- Mix.target() == :host, {:error, why} <- try_library(copy) do
-      refuse(path, why |> String.replace(copy, path) |> plainly(path))
-    end
-  end
-
-  # The system's loader passes over a file for another processor, and then has found none.
-  defp plainly(why, path) do
-    if why =~ "#{path}: cannot open shared object file",
-      do: "it was built for another kind of machine",
-      else: why
-  end
-
-  defp refuse(path, why) do
-    Mix.raise("""
-    Sidewinder's native library cannot be taken from #{path}: #{why}
-    Set SIDEWINDER_NATIVE to the path of Sidewinder's library, built for this machine, or to "none"
-    to do without it; without SIDEWINDER_NATIVE, cargo builds the library.
-    """)
-  end
-
-  # A module of another name cannot use the library, but Erlang tells then whose it is: so all is
-  # tried that may go wrong, and nothing is started. In another VM, which a damaged file may crash.
-  defp try_library(path) do
-    erl = Path.join(:code.root_dir(), "bin/erl")
-
-    code = """
-    {module, probe} = code:load_binary(probe, "", base64:decode("#{Base.encode64(probe())}")),
-    {error, {_, Why}} = probe:load(filename:rootname(hd(init:get_plain_arguments()))),
-    io:put_chars(Why), halt().
-    """
-
-    case System.cmd(erl, ["-noinput", "-eval", code, "-extra", path], stderr_to_stdout: true) do
-      {why, 0} -> if why =~ "'Elixir.Sidewinder.Native'", do: :ok, else: {:error, why}
-      {_, status} -> {:error, "loading it crashes Erlang (exit code #{status})"}
-    end
-  end
-
-  defp probe do
-    lines = ["-module(probe).", "-export([load/1]).", "load(Path) -> erlang:load_nif(Path, 0)."]
-
-    forms =
-      for line <- lines do
-        {:ok, tokens, _} = line |> String.to_charlist() |> :erl_scan.string()
-        {:ok, form} = :erl_parse.parse_form(tokens)
-        form
-      end
-
-    {:ok, :probe, beam} = :compile.forms(forms)
-    beam
-  end
-end
+# What Mix needs before anything is compiled.
+for file <- ~w(archive compile), do: Code.require_file("mix/#{file}.exs", __DIR__)
 
 defmodule Sidewinder.MixProject do
   use Mix.Project
+
+  @version "0.1.0"
+  @source_url "https://github.com/sidewinder-elixir/sidewinder"
 
   # What our layers build on, and what the scripts in bench/ use.
   @layered [:nx, :exla, :axon, :polaris]
@@ -187,7 +14,8 @@ defmodule Sidewinder.MixProject do
   def project do
     [
       app: :sidewinder,
-      version: "0.1.0",
+      version: @version,
+      source_url: @source_url,
       elixir: "~> 1.14",
       description: "Fast sequence-model kernels for Nx and Axon: Rust on CPUs, CUDA on GPUs",
       compilers: [:sidewinder] ++ Mix.compilers(),
@@ -215,6 +43,9 @@ defmodule Sidewinder.MixProject do
   or changes its version then brings its layer or takes it away.
   """
   def choose_layers, do: Mix.ProjectStack.merge_config(layers())
+
+  @doc "Where the archives of precompiled libraries of this version are."
+  def release_url, do: "#{@source_url}/releases/download/v#{@version}"
 
   @doc "Says in a line where packages come from, if not from Hex."
   def tell_packages do
@@ -334,7 +165,7 @@ defmodule Sidewinder.MixProject do
   defp docs do
     [
       main: "readme",
-      source_ref: "v#{project()[:version]}",
+      source_ref: "v#{@version}",
       extras: extras(),
       groups_for_extras: [Guides: ~r"guides/", About: ~r"md$"],
       groups_for_modules: [
@@ -362,7 +193,8 @@ defmodule Sidewinder.MixProject do
 
   defp extras do
     for(guide <- @guides, do: "guides/#{guide}.livemd") ++
-      ~w(guides/command_line.md guides/cheatsheet.cheatmd README.md bench/RESULTS.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md LICENSE)
+      ~w(guides/command_line.md guides/cheatsheet.cheatmd README.md bench/RESULTS.md CHANGELOG.md UPGRADE.md SECURITY.md ARCHITECTURE.md
+           CONTRIBUTING.md LICENSE)
   end
 
   defp doc_types do
@@ -394,12 +226,25 @@ defmodule Sidewinder.MixProject do
 
   defp formulas(_other), do: ""
 
+  # Sources without tests, and without the model of the demo, which is an archive of the release.
   defp package do
-    sources =
-      ~w(lib native/Cargo.toml native/Cargo.lock native/kernels native/files native/models native/nif native/xla native/fuzz
-         native/bench priv/models priv/samples)
+    crates =
+      for crate <- ~w(bench files fuzz kernels models nif xla), do: "native/#{crate}/Cargo.toml"
 
-    about = ~w(mix.exs .formatter.exs README.md guides CHANGELOG.md LICENSE)
-    [licenses: ["Apache-2.0"], links: %{}, files: sources ++ about]
+    rust =
+      ~w(native/Cargo.toml native/Cargo.lock native/nif/build.rs native/fuzz/fuzz_targets native/xla/examples
+         native/*/src)
+
+    elixir = ~w(lib mix mix.exs .formatter.exs priv/samples checksum-*.exs)
+    about = ~w(README.md guides CHANGELOG.md UPGRADE.md SECURITY.md LICENSE)
+
+    [
+      licenses: ["Apache-2.0"],
+      links: %{
+        "GitHub" => @source_url,
+        "Changelog" => "#{@source_url}/blob/v#{@version}/CHANGELOG.md"
+      },
+      files: elixir ++ rust ++ crates ++ about
+    ]
   end
 end

@@ -6,7 +6,7 @@
 defmodule Sidewinder.Examples.Quantized do
   alias Sidewinder.{Mamba, Safetensors}
 
-  @model Path.join(__DIR__, "../priv/models/novels")
+  @model Path.join(__DIR__, "models/novels")
   @unread Path.join(__DIR__, "../priv/samples/alice.txt")
   # The weights that are quantized, by what their names end with; the head is the embedding, of which there is then a copy.
   @matrices ~w(in_proj.weight x_proj.weight out_proj.weight embeddings.weight)

@@ -4,7 +4,7 @@
 #     mix run examples/text.exs [FOLDER]
 #
 # The model is written to FOLDER, where `Sidewinder.Mamba.load/2` and `mix sidewinder.generate` find it. The one in
-# `priv/models/novels` was made so. At the end it is measured on a book that it has not read, beside PPM of order 5.
+# `examples/models/novels` was made so. At the end it is measured on a book that it has not read, beside PPM of order 5.
 # Other sizes, for example for a try on a CPU:
 #
 #     STEPS=200 BATCH=4 CONTEXT=256 LAYERS=2 WIDTH=64 mix run examples/text.exs /tmp/model
@@ -110,4 +110,4 @@ defmodule Text do
   defp rounded(number), do: :erlang.float_to_binary(number, decimals: 3)
 end
 
-Text.run(List.first(System.argv()) || "priv/models/novels")
+Text.run(List.first(System.argv()) || "examples/models/novels")

@@ -1,6 +1,6 @@
 defmodule Sidewinder.ModelDemo do
   @moduledoc false
-  # The small language model of `priv/models/novels` at work: its text, its speed, and how well it predicts a book
+  # The small language model of `examples/models/novels` at work: its text, its speed, and how well it predicts a book
   # that is not in its training data. It was trained by `examples/text.exs`.
 
   import Sidewinder.CommandLine, only: [short: 1, timed: 1]
@@ -15,11 +15,11 @@ defmodule Sidewinder.ModelDemo do
   @prompt_bytes 2048
   @predicted 65_536
 
-  @doc "Runs it on the CPU and, if there is one, on a GPU, perhaps quantized; lines go to `tell`."
-  @spec run((String.t() -> any), Quantized.format() | nil) :: :ok
-  def run(tell, quantize \\ nil) do
+  @doc "Runs that of the folder `path` on the CPU and, if there is one, on a GPU, perhaps quantized; lines go to `tell`."
+  @spec run(Path.t(), (String.t() -> any), Quantized.format() | nil) :: :ok
+  def run(path, tell, quantize \\ nil) do
     book = File.read!(priv("samples/alice.txt"))
-    load = &Mamba.load(priv("models/novels"), [quantize: quantize] ++ &1)
+    load = &Mamba.load(path, [quantize: quantize] ++ &1)
     write(load.(backend: :cpu), tell)
     backends = if Device.cuda?(), do: [:cpu, {:cuda, 0}], else: [:cpu]
 

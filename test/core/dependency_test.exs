@@ -1,8 +1,9 @@
 defmodule Sidewinder.DependencyTest do
   # What mix.exs does where Sidewinder is a dependency: the real one, in small projects.
   use ExUnit.Case, async: true
+  alias Sidewinder.Archive
 
-  @mix_exs Path.expand("../../mix.exs", __DIR__)
+  @sources Path.expand("../..", __DIR__)
   @library Path.join(:code.priv_dir(:sidewinder), "native/sidewinder_nif.so")
   @has_library File.exists?(@library)
   @has_layers Version.match?(System.version(), ">= 1.17.0")
@@ -24,7 +25,10 @@ defmodule Sidewinder.DependencyTest do
     source(root, "sidewinder/lib/exla/exla.ex", layer("EXLA"))
     source(root, "sidewinder/native/Cargo.toml", "")
     source(root, "sidewinder/priv/models/small", "weights")
-    File.cp!(@mix_exs, Path.join(root, "sidewinder/mix.exs"))
+
+    for file <- ~w(mix.exs mix),
+        do: File.cp_r!(Path.join(@sources, file), Path.join([root, "sidewinder", file]))
+
     %{root: root}
   end
 
@@ -69,7 +73,8 @@ defmodule Sidewinder.DependencyTest do
     # Not how these tests were started.
     unset =
       for name <- ~w(MIX_BUILD_ROOT MIX_BUILD_PATH MIX_EXS MIX_TARGET CARGO_TARGET_DIR
-        CARGO_BUILD_TARGET SIDEWINDER_OFFLINE ERL_LIBS),
+        CARGO_BUILD_TARGET SIDEWINDER_OFFLINE SIDEWINDER_BUILD SIDEWINDER_ARCHIVES TARGET_ARCH TARGET_OS TARGET_ABI
+        ERL_LIBS),
           do: {name, nil}
 
     System.cmd(System.find_executable("mix"), ["compile"],
@@ -188,9 +193,8 @@ defmodule Sidewinder.DependencyTest do
     refute File.exists?(built(root, "one", "priv/native/sidewinder_nif.so"))
   end
 
-  test "cargo builds below the project's build path or where it is told to", %{root: root} do
-    project(root, "app", ["sidewinder"])
-
+  # One that writes what it is asked for.
+  defp cargo(root) do
     source(root, "bin/cargo", """
     #!/bin/sh
     mkdir -p "$CARGO_TARGET_DIR/release"
@@ -198,7 +202,13 @@ defmodule Sidewinder.DependencyTest do
     """)
 
     File.chmod!(Path.join(root, "bin/cargo"), 0o755)
-    cargo = [{"PATH", "#{root}/bin:#{System.get_env("PATH")}"}, {"SIDEWINDER_NATIVE", nil}]
+    [{"PATH", "#{root}/bin:#{System.get_env("PATH")}"}, {"SIDEWINDER_NATIVE", nil}]
+  end
+
+  test "cargo builds below the project's build path or where it is told to", %{root: root} do
+    project(root, "app", ["sidewinder"])
+
+    cargo = cargo(root)
 
     for {env, target} <- [
           {[], "app/_build/native"},
@@ -243,7 +253,7 @@ defmodule Sidewinder.DependencyTest do
       {output, status} = compile(root, "app", [{"SIDEWINDER_NATIVE", path}])
       assert status != 0
       assert output =~ "cannot be taken from #{Path.expand(path, Path.join(root, "app"))}: "
-      assert output =~ why and output =~ "Set SIDEWINDER_NATIVE to the path"
+      assert output =~ why and output =~ "set SIDEWINDER_NATIVE to the path"
       assert Path.wildcard(built(root, "app", "priv/native/*.so")) == []
     end
 
@@ -253,11 +263,55 @@ defmodule Sidewinder.DependencyTest do
     assert File.exists?(built(root, "app", "priv/native/sidewinder_nif.so"))
   end
 
-  test "the package brings every crate that the library is built from" do
-    [_, members] = Regex.run(~r/members = \[(.*?)\]/s, File.read!("native/Cargo.toml"))
-    files = Mix.Project.config()[:package][:files]
+  # The archive of `library`, and a package with its checksum.
+  defp archive(root, library) do
+    name = Archive.name(Mix.Project.config()[:version], Archive.target())
+    path = Path.join([root, "archives", name])
+    File.mkdir_p!(Path.dirname(path))
+    :ok = :erl_tar.create(path, [{~c"libsidewinder_nif.so", library}], [:compressed])
+    sums = %{name => "sha256:" <> Archive.sha256(File.read!(path))}
+    source(root, "sidewinder/#{Archive.checksums()}", inspect(sums))
+    path
+  end
 
-    for [_, crate] <- Regex.scan(~r/"(.+?)"/, members),
-        do: assert("native/#{crate}" in files)
+  @tag skip: not @has_library
+  test "a package takes the archive of this machine, from a folder or the cache", %{root: root} do
+    project(root, "app", ["sidewinder"])
+    archive = archive(root, File.read!(@library))
+    folder = Path.dirname(archive)
+    installed = built(root, "app", "priv/native/sidewinder_nif.so")
+    native = {"SIDEWINDER_NATIVE", nil}
+
+    # Named from the project's folder.
+    compile!(root, "app", [native, {"SIDEWINDER_ARCHIVES", "../archives"}])
+    assert File.read!(installed) == File.read!(@library)
+
+    # That of the release, and nothing has to be fetched.
+    File.rm!(installed)
+    compile!(root, "app", [native, {"RUSTLER_PRECOMPILED_GLOBAL_CACHE_PATH", folder}])
+    assert File.read!(installed) == File.read!(@library)
+
+    compile!(root, "app", cargo(root) ++ [{"SIDEWINDER_BUILD", "1"}])
+    assert File.read!(installed) == "built\n"
+  end
+
+  test "an archive that cannot be used is told with the reason and the ways out", %{root: root} do
+    project(root, "app", ["sidewinder"])
+    archive = archive(root, "no library")
+
+    refused = fn reason ->
+      env = [{"SIDEWINDER_NATIVE", nil}, {"SIDEWINDER_ARCHIVES", Path.dirname(archive)}]
+      {output, status} = compile(root, "app", env)
+      assert status != 0
+      assert output =~ "cannot be taken from #{Path.basename(archive)}: #{reason}"
+      for name <- ~w(BUILD ARCHIVES NATIVE), do: assert(output =~ "set SIDEWINDER_#{name}")
+      assert Path.wildcard(built(root, "app", "priv/native/*.so")) == []
+    end
+
+    refused.("")
+    File.write!(archive, "damaged")
+    refused.("#{archive} is damaged or another one: its SHA-256 is ")
+    File.rm!(Path.join([root, "sidewinder", Archive.checksums()]))
+    refused.("these sources bring no checksums of archives")
   end
 end

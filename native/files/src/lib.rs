@@ -3,5 +3,6 @@
 pub mod file;
 pub mod gguf;
 pub mod json;
+mod position;
 pub mod recognise;
 pub mod safetensors;

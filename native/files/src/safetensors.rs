@@ -7,8 +7,8 @@ mod write;
 
 pub use write::{Writer, to_bytes, write, write_told};
 
-use crate::file;
 use crate::recognise::{AGAIN, FIRST, SAFETENSORS, explained};
+use crate::{file, position};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -17,7 +17,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Upper limit for the bytes of a header, as in the format's own implementation.
@@ -102,8 +101,7 @@ impl Reader {
 
     /// Reads the bytes of an entry. `bytes` must be as long as the entry.
     pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
-        self.file
-            .read_exact_at(bytes, entry.offset)
+        position::read_exact_at(&self.file, bytes, entry.offset)
             .map_err(|e| failure(&self.path, &format!("the data of `{}`", entry.name), e))
     }
 }

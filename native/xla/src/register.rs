@@ -3,7 +3,10 @@
 use crate::abi::{Api, Handler, HandlerRegister, Span};
 use crate::report;
 use crate::{GRAPH_TARGET, TARGET, sidewinder_xla_cuda, sidewinder_xla_cuda_graph, sidewinder_xla_host};
+#[cfg(unix)]
 use libloading::os::unix::Library;
+#[cfg(windows)]
+use libloading::os::windows::Library;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -41,9 +44,7 @@ fn api(path: &Path) -> Result<&'static Api> {
     let wrong = |expected: &str, got: String| {
         Error::new(Kind::Unavailable, path.display().to_string()).expected(expected).got(got)
     };
-    // SAFETY: opening a library that is loaded already runs no code.
-    let library = unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-    let library = library.map_err(|e| wrong("a library that is loaded", e.to_string()))?;
+    let library = loaded(path).map_err(|e| wrong("a library that is loaded", e.to_string()))?;
     let entry = ENTRIES.iter().find_map(|name| {
         // SAFETY: the symbol of this name is this function.
         unsafe { library.get::<unsafe extern "C" fn() -> *const Api>(name) }.ok().map(|entry| *entry)
@@ -53,6 +54,17 @@ fn api(path: &Path) -> Result<&'static Api> {
     std::mem::forget(library);
     // SAFETY: XLA's own function, which returns null or a table that lives as long as the library.
     unsafe { entry().as_ref() }.ok_or_else(|| wrong("XLA's FFI", "null".to_string()))
+}
+
+#[cfg(unix)]
+fn loaded(path: &Path) -> std::result::Result<Library, libloading::Error> {
+    // SAFETY: opening a library that is loaded already runs no code.
+    unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
+}
+
+#[cfg(windows)]
+fn loaded(path: &Path) -> std::result::Result<Library, libloading::Error> {
+    Library::open_already_loaded(path)
 }
 
 fn handler(api: &Api, target: &str, platform: &str, handler: Handler) -> Result<()> {

@@ -6,8 +6,9 @@ defmodule Mix.Tasks.Sidewinder.Demo do
   book that is not in its training data, compared with prediction by partial matching. Then runs the selective scan on
   real data, compares with PyTorch's results, and measures every level that this machine has on two real sizes.
 
-      mix sidewinder.demo [--quantize q8_0|q4_0|ternary]
+      mix sidewinder.demo [--model FOLDER] [--quantize q8_0|q4_0|ternary]
 
+  The model is `examples/models/novels` of Sidewinder's repository, which packages leave out; `--model` says where it is.
   With `--quantize` the model's large matrices are quantized (`Sidewinder.Mamba.load/2`), and may predict less well.
 
   Takes less than two minutes. The exit code is 1 if a result is wrong.
@@ -20,6 +21,8 @@ defmodule Mix.Tasks.Sidewinder.Demo do
 
   @task "sidewinder.demo"
   @sample "samples/mamba_layer.safetensors"
+  @model "examples/models/novels"
+  @hint "it is not in packages: unpack sidewinder-novels.tar.gz of the release, and name its folder by --model"
   @tolerance 1.0e-4
   @frame_ms 1000 / 60
   @limit_ms 20_000
@@ -36,14 +39,26 @@ defmodule Mix.Tasks.Sidewinder.Demo do
     Mix.Task.run("app.config")
 
     CommandLine.run(args, fn args ->
-      options = CommandLine.options!(args, [quantize: :string], @task)
+      options = CommandLine.options!(args, [model: :string, quantize: :string], @task)
       quantize = CommandLine.format!(options[:quantize], "--quantize", @task)
-      ModelDemo.run(&Mix.shell().info/1, quantize)
+      ModelDemo.run(model!(options[:model]), &Mix.shell().info/1, quantize)
       real_data()
       tables = for size <- @sizes, do: {title(size), rows(size)}
       Enum.each(tables, &print/1)
       for {_title, rows} <- tables, row <- rows, do: right!(row)
     end)
+  end
+
+  defp model!(path) do
+    path = path || Path.join(Mix.Project.deps_paths()[:sidewinder] || File.cwd!(), @model)
+
+    unless File.dir?(path),
+      do:
+        raise(
+          Error.new(:file, path, expected: "the model of the demo", got: "no folder", hint: @hint)
+        )
+
+    path
   end
 
   defp real_data do

@@ -12,14 +12,13 @@ mod types;
 pub use header::{Array, Value};
 pub use types::Type;
 
-use crate::file;
 use crate::recognise::{self, explained};
+use crate::{file, position};
 use header::{Header, Info, Key, Stop};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Owned, Shape, Spec};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Upper limit for the bytes of a header. Headers of language models, with their tokens, take less than 30 MB.
@@ -117,7 +116,7 @@ impl Reader {
 
     /// Reads the data of an entry into `bytes`, which must have its length.
     pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
-        self.file.read_exact_at(bytes, entry.offset).map_err(|e| {
+        position::read_exact_at(&self.file, bytes, entry.offset).map_err(|e| {
             let expected = format_args!("the data of `{}`", entry.name).to_string();
             Error::new(Kind::File, self.path.display().to_string()).expected(expected).got(e)
         })

@@ -1,12 +1,12 @@
 //! Writes files completely or not at all.
 
 use super::{Entry, Header, Told, failure, file_type};
+use crate::position;
 use safetensors::tensor::{Metadata, TensorInfo, TensorView};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{Described, Spec, View};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Writes tensors to a new file in the folder of `path` and renames it to `path`. A reader sees the old file or the
@@ -56,7 +56,7 @@ impl Writer {
         let unfinished = beside(path)?;
         let file = File::create(&unfinished).map_err(|e| unwritten(path, e))?;
         let writer = Writer { path: path.into(), unfinished, file, entries, missing };
-        writer.file.write_all_at(&header, 0).map_err(|e| unwritten(path, e))?;
+        position::write_all_at(&writer.file, &header, 0).map_err(|e| unwritten(path, e))?;
         Ok(writer)
     }
 
@@ -69,7 +69,7 @@ impl Writer {
             let expected = format_args!("{} {:?}, as its header says", entry.dtype, entry.shape).to_string();
             return Err(Error::new(Kind::Shape, name).expected(expected).got(spec));
         }
-        self.file.write_all_at(tensor.bytes(), entry.offset).map_err(|e| unwritten(&self.path, e))?;
+        position::write_all_at(&self.file, tensor.bytes(), entry.offset).map_err(|e| unwritten(&self.path, e))?;
         self.missing.remove(name);
         Ok(())
     }

@@ -90,7 +90,8 @@ pub struct Product<'a, E> {
     pub care: Care,
     /// Which matrices may hold numbers that are not exact in bf16.
     pub computed: Computed,
-    /// The matrices in packed tiles, if they are packed already.
+    /// The matrices in packed tiles, if they are packed already. Only AMX has such tiles.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub packed: [Option<&'a Packed>; 2],
 }
 

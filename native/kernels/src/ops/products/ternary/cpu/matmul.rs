@@ -13,7 +13,9 @@ use crate::error::Result;
 use crate::op::Named;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::products::outputs_per_task;
-use crate::ops::products::ternary::problem::{Form, Product, plane_bytes};
+#[cfg(target_arch = "x86_64")]
+use crate::ops::products::ternary::problem::plane_bytes;
+use crate::ops::products::ternary::problem::{Form, Product};
 use crate::ops::products::with_type_in_f32;
 use crate::tensor::{Element, View, ViewMut};
 
