@@ -67,7 +67,7 @@ __device__ __forceinline__ void write_states(STORAGE* to, float* part, const Oth
         for (int half = 0; half < 2; half++) {
             int i = at.row + sum_row(0, half);
             if (i >= at.left) continue;
-            i64 id = (at.step(p, i) * p.groups + at.group) * STATE + column;
+            i64 id = (at.step(i) * p.groups + at.group) * STATE + column;
             float low = sums[0][n][2 * half], high = sums[0][n][2 * half + 1];
             if (p.parts > 1) *(float2*)(part + id) = {low, high};
             else *(unsigned*)(to + id) = pack(low, high);

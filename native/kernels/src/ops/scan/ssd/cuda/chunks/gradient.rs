@@ -28,16 +28,18 @@
 //! The factors of products, `S` and `G` among them, are rounded to the storage type, and sums are in f32. States and
 //! their cotangents are computed before, chunk by chunk in f32, by [`Call::states`].
 
-use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, optional_rows, rows};
+use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, Sequences, optional_rows, rows};
 use crate::cuda::{Buffer, Lane, Source, columns, grid_size};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::sequences;
 use crate::tensor::{DType, Described, Spec};
 
 const TEXTS: &[&str] = &[
     include_str!("../../../slopes.cu"),
     MMA,
     ROWS,
+    sequences::TEXT,
     include_str!("../../gradient/work.cu"),
     include_str!("../../gradient/products.cu"),
     include_str!("../../gradient/results.cu"),
@@ -70,11 +72,11 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(problem: &Problem, gated: bool, lane: &Lane) -> Option<Layout> {
+    fn new(problem: &Problem, sequences: &Sequences, gated: bool, lane: &Lane) -> Option<Layout> {
         let facts = lane.device().facts();
         let stages =
             [2, 1].into_iter().find(|&stages| shared(problem.state, gated, stages) <= facts.shared as usize)?;
-        let blocks = problem.batch * problem.groups * problem.length.div_ceil(CHUNK);
+        let blocks = sequences.chunks() * problem.groups;
         let some_heads = heads_of_part(blocks, problem.heads_per_group(), facts.multiprocessors as usize);
         Some(Layout { stages, parts: problem.heads_per_group().div_ceil(some_heads), some_heads })
     }
@@ -97,13 +99,12 @@ struct Parts {
 
 impl Parts {
     fn new(call: &Call, outputs: &Named<&Buffer>, layout: &Layout) -> Result<Parts> {
-        let Problem { batch, heads, .. } = *call.problem;
         let numbers = |rows: usize, of: usize| call.lane.temporary(Spec::new(DType::F32, &[rows, of])?);
-        let runs = batch * call.params.chunks as usize;
+        let runs = call.sequences.chunks();
         let by_run = |name| outputs.find(name).map(|of| numbers(runs, of.spec().shape.elements())).transpose();
         let by_part = |name| numbers(layout.parts, outputs.get(name)?.spec().shape.elements());
         Ok(Parts {
-            a: numbers(runs, heads)?,
+            a: numbers(runs, call.problem.heads)?,
             d: by_run("dD")?,
             dt_bias: by_run("ddt_bias")?,
             groups: if layout.parts > 1 { Some([by_part("dB")?, by_part("dC")?]) } else { None },
@@ -115,12 +116,14 @@ impl<'a> Gradient<'a> {
     /// The call, or `None` where the kernels do not support it.
     pub fn new(
         problem: &'a Problem,
+        sequences: Sequences<'a>,
         inputs: &Named<&Buffer>,
         outputs: &'a Named<&'a Buffer>,
         lane: &'a Lane,
     ) -> Result<Option<Gradient<'a>>> {
-        let Some(layout) = Layout::new(problem, inputs.find("z").is_some(), lane) else { return Ok(None) };
-        let Some(mut call) = Call::new(problem, inputs, outputs, lane)? else { return Ok(None) };
+        let gated = inputs.find("z").is_some();
+        let Some(layout) = Layout::new(problem, &sequences, gated, lane) else { return Ok(None) };
+        let Some(mut call) = Call::new(problem, sequences, inputs, outputs, lane)? else { return Ok(None) };
         let parts = Parts::new(&call, outputs, &layout)?;
         hold(&mut call, &layout, &parts)?;
         Ok(Some(Gradient { call, outputs, layout, parts }))
@@ -140,11 +143,11 @@ impl<'a> Gradient<'a> {
 
     fn launch(&self) -> Result<()> {
         let (call, Layout { stages, parts, .. }) = (&self.call, self.layout);
-        let Problem { batch, groups, state, .. } = *call.problem;
+        let Problem { groups, state, .. } = *call.problem;
         let threads = 32 * WARPS;
         let options = format!("{} -DTHREADS={threads} -DSPLIT={SPLIT} -DSTAGES={stages}", call.options());
         let kernel = call.lane.device().kernel(&GRADIENT, &options)?;
-        let blocks = grid_size(batch * groups * call.params.chunks as usize * parts)?;
+        let blocks = grid_size(call.sequences.chunks() * groups * parts)?;
         let shared = shared(state, call.params.z != 0, stages) as u32;
         // SAFETY: the op's checks prove the sizes of its tensors, the others are allocated for these chunks and parts;
         // the kernel uses `shared` bytes of shared memory.
@@ -154,7 +157,7 @@ impl<'a> Gradient<'a> {
     /// Queues the kernels that add up the partial sums.
     fn sum(&self) -> Result<()> {
         let (call, parts) = (&self.call, &self.parts);
-        let runs = call.problem.batch * call.params.chunks as usize;
+        let runs = call.sequences.chunks();
         let sum = |part: &Buffer, rows, name| columns(part, rows, self.outputs.get(name)?, call.lane);
         sum(&parts.a, runs, "dA")?;
         parts.d.iter().try_for_each(|part| sum(part, runs, "dD"))?;
@@ -165,8 +168,8 @@ impl<'a> Gradient<'a> {
 
 /// Allocates the states of each chunk and their cotangents, and sets the addresses of the partial sums.
 fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
-    let Problem { batch, heads, width, state, dtype, .. } = *call.problem;
-    let states = Spec::new(dtype, &[batch * heads, call.params.chunks as usize, width, state])?;
+    let Problem { width, state, dtype, .. } = *call.problem;
+    let states = Spec::new(dtype, &[call.chunks(), width, state])?;
     (call.params.before, call.params.after) = (call.hold(states)?, call.hold(states)?);
     let (lane, params) = (call.lane, &mut call.params);
     let address = |of: Option<&Buffer>| of.map_or(Ok(0), |buffer| lane.address(buffer));
