@@ -51,6 +51,20 @@ impl Sequences<'_> {
         self.sum(|chunks| chunks)
     }
 
+    /// The first step of a chunk among those of all sequences; the number of all steps for that after the last one.
+    pub fn first_step(&self, chunk: usize) -> usize {
+        match self {
+            Sequences::Batch { length, .. } => {
+                let chunks = length.div_ceil(CHUNK).max(1);
+                chunk / chunks * length + chunk % chunks * CHUNK
+            }
+            Sequences::Packed(all) => {
+                let starts = all.iter().flat_map(|steps| steps.clone().step_by(CHUNK));
+                starts.chain(all.last().map(|last| last.end)).nth(chunk).unwrap_or(0)
+            }
+        }
+    }
+
     /// Segments of all sequences, each of `each` chunks but for the last of a sequence.
     pub fn segments(&self, each: usize) -> usize {
         self.sum(|chunks| segments(chunks, each))

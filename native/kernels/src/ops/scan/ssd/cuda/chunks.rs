@@ -75,7 +75,7 @@ params! {
         part_a: u64 as "float*",   // parts of gradients by chunk
         part_d: u64 as "float*",
         part_bias: u64 as "float*",
-        part_b: u64 as "float*", // parts of gradients by part of a group
+        part_b: u64 as "float*", // parts of gradients by part of a group, from step first_part on
         part_c: u64 as "float*",
         sequences: u64 as "const int*", // of a packed call: see sequences.rs
         of_segments: u64 as "const int*",
@@ -89,7 +89,10 @@ params! {
         each: i32, // chunks of a segment
         all_chunks: i32,
         all_segments: i32,
-        parts: i32, // of a group
+        first_part: i64,
+        part_steps: i64,
+        whole: i32, // chunks whose groups have one part
+        parts: i32, // of a group of the other chunks
         some_heads: i32, // heads of a part
         wide_skip: i32,
         lo: f32,

@@ -36,20 +36,21 @@ struct Shared {
     Parts parts;
 };
 
-// The work of a block, and the rows and columns of a warp.
+// The work of a block, and the rows and columns of a warp. The first p.whole chunks have a block for all heads of a group,
+// the others one for each part of them.
 struct Work {
     int start, chunk, group, part, first, last, left, row, column;
 
     __device__ __forceinline__ Work(const Params& p) {
-        int heads = p.heads / p.groups, id = blockIdx.x;
-        part = id % p.parts, id /= p.parts;
-        group = id % p.groups, id /= p.groups;
-        chunk = id;
+        int heads = p.heads / p.groups, id = blockIdx.x, rest = id - p.whole * p.groups;
+        part = rest < 0 ? 0 : rest % p.parts;
+        if (rest >= 0) id = p.whole * p.groups + rest / p.parts;
+        group = id % p.groups, chunk = id / p.groups;
         Sequence of = sequence_of(p, chunk);
         int before = (chunk - of.chunk) * CHUNK;
         start = of.first + before;
         first = group * heads + part * p.some_heads;
-        last = least(first + p.some_heads, (group + 1) * heads);
+        last = least(first + (rest < 0 ? heads : p.some_heads), (group + 1) * heads);
         left = least(of.length - before, CHUNK);
         row = threadIdx.x / 32 / SPLIT * 16, column = threadIdx.x / 32 % SPLIT;
     }
