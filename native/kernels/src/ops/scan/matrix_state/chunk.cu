@@ -10,16 +10,19 @@ constexpr int SQUARE = CHUNK * CHUNK;
 // A chunk of a head of a sequence.
 struct Chunk {
     Sequence of;
-    int head, index;
+    int head, index, group; // group is not found anew for each chunk of a head: divisions take long
 
-    // `id` counts the heads of each chunk of all sequences.
-    __device__ __forceinline__ Chunk(const Params& p, i64 id) : of(sequence_of(p, id / p.heads)), head(id % p.heads) {
-        index = id / p.heads - of.chunk;
+    // `id` counts the chunks of all sequences, for each head.
+    __device__ __forceinline__ Chunk(const Params& p, int id) : head(id / p.all_chunks) {
+        index = id % p.all_chunks;
+        of = sequence_of(p, index);
+        index -= of.chunk;
+        group = head / (p.heads / p.groups);
     }
-    __device__ __forceinline__ Chunk(const Sequence& of, int head, int index) : of(of), head(head), index(index) {}
+    __device__ __forceinline__ Chunk(const Params& p, const Sequence& of, int head, int index)
+        : of(of), head(head), index(index), group(head / (p.heads / p.groups)) {}
 
-    __device__ __forceinline__ i64 id(const Params& p) const { return (i64)(of.chunk + index) * p.heads + head; }
-    __device__ __forceinline__ int group(const Params& p) const { return head / (p.heads / p.groups); }
+    __device__ __forceinline__ i64 id(const Params& p) const { return (i64)head * p.all_chunks + of.chunk + index; }
     // The offset of the head's state.
     __device__ __forceinline__ i64 state(const Params& p) const {
         return ((i64)of.place * p.heads + head) * p.keys * p.values;
@@ -28,7 +31,7 @@ struct Chunk {
     __device__ __forceinline__ int left() const { return of.length - index * CHUNK; }
     __device__ __forceinline__ i64 step() const { return of.first + index * CHUNK; }
     // Offsets of its first step in q and k, in v, and in beta and g.
-    __device__ __forceinline__ i64 keys(const Params& p) const { return (step() * p.groups + group(p)) * p.keys; }
+    __device__ __forceinline__ i64 keys(const Params& p) const { return (step() * p.groups + group) * p.keys; }
     __device__ __forceinline__ i64 values(const Params& p) const { return (step() * p.heads + head) * p.values; }
     __device__ __forceinline__ i64 of_head(const Params& p) const { return step() * p.heads + head; }
 };

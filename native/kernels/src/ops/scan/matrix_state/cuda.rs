@@ -57,10 +57,10 @@ params! {
         products: u64 as "REAL*",  // inner products of `ends` and cotangents, by warp (B, H, chunks, products_each), or
                                    // without the delta rule by key (slices, B, H, chunks, K)
         changes: u64 as "REAL*",   // dg[t] - dg[t+1], of the shape of g
-        inverses: u64 as "STORAGE*", // of I + L (chunks of all sequences, H, CHUNK, CHUNK); likewise P
+        inverses: u64 as "STORAGE*", // of I + L (H, chunks of all sequences, CHUNK, CHUNK); likewise P
         scores: u64 as "STORAGE*",
-        factors: u64 as "float*",  // of the steps of chunks (chunks of all, H, 4, CHUNK)
-        before: u64 as "STORAGE*", // states before chunks (chunks of all, H, K, V)
+        factors: u64 as "float*",  // of the steps of chunks (H, chunks of all, 4, CHUNK)
+        before: u64 as "STORAGE*", // states before chunks (H, chunks of all, K, V)
         after: u64 as "STORAGE*",  // cotangents of states after chunks
         inputs: u64 as "STORAGE*", // U, and dZ (B, L, H, V)
         dz: u64 as "STORAGE*",
@@ -68,9 +68,9 @@ params! {
         of_chunks: u64 as "const int*",
         length: i64,
         chunks: i64, // of a sequence of a batch
-        all_chunks: i64,
         batch: i32,
         heads: i32,
+        all_chunks: i32,
         groups: i32,
         keys: i32,
         values: i32,

@@ -399,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_gradients(Para
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Totals& totals = shared.totals;
-    i64 id = blockIdx.x, count = (i64)p.all_chunks * p.heads;
+    int id = blockIdx.x, count = p.all_chunks * p.heads;
     int turn = 0, stage = 0;
     fetch(shared.inputs[0], shared.slots[0].stage, p, Chunk(p, id));
 #pragma unroll 1

@@ -14,7 +14,7 @@ typedef Sums Rows[1][OWN_WIDTH / 8];
 __device__ __forceinline__ Chunk chunk_of_block(const Params& p, bool reverse) {
     int id = blockIdx.x / p.blocks;
     Sequence of = sequence(p, id / p.heads);
-    return Chunk(of, id % p.heads, reverse ? of.chunks() - 1 : 0);
+    return Chunk(p, of, id % p.heads, reverse ? of.chunks() - 1 : 0);
 }
 
 // The block's first column of values.

@@ -65,7 +65,7 @@ impl<'a> Chunked<'a> {
         let mut chunked = Chunked { call, sequences, width, temporary: table.memory.into_iter().collect() };
         chunked.call.params.sequences = table.sequences;
         chunked.call.params.of_chunks = table.of_chunks;
-        chunked.call.params.all_chunks = sequences.chunks() as i64;
+        chunked.call.params.all_chunks = sequences.chunks() as i32;
         let Problem { values, dtype, .. } = *chunked.call.problem;
         let square = Spec::new(dtype, &[chunked.chunks(), CHUNK, CHUNK])?;
         chunked.call.params.inverses = chunked.hold(square)?;
