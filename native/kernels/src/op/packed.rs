@@ -56,11 +56,12 @@ enum Role {
 }
 
 impl Role {
-    /// The role of a tensor by its declared shape. A loose shape has its alternatives with `B` first.
+    /// The role of a tensor by its declared shape: of a loose one, by the first alternative of the tensor's rank.
     fn of(shape: &Pattern, spec: &Spec) -> Role {
+        let of_rank = shape.alternatives().find(|one| one.axes().len() == spec.shape.len());
+        let shape = of_rank.unwrap_or(*shape);
         let letter = |at| shape.axes().get(at).and_then(Axis::letter).map(|letter| b'A' + letter);
         match (letter(0), letter(1)) {
-            (Some(b'B'), _) if spec.shape.len() < shape.axes().len() => Role::Shared,
             (Some(b'B'), Some(b'L')) => Role::Steps,
             (Some(b'B'), _) => Role::State,
             _ => Role::Shared,

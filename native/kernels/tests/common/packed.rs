@@ -5,6 +5,7 @@ use super::{gated_delta_rule, part, ssd, with, without};
 use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
 use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
 use sidewinder_kernels::ops::scan::gated_delta_rule::GatedDeltaRule;
+use sidewinder_kernels::ops::scan::linear_attention::LinearAttention;
 use sidewinder_kernels::ops::scan::linear_scan::LinearScan;
 use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
 use sidewinder_kernels::ops::scan::ssd::Ssd;
@@ -67,6 +68,16 @@ pub fn every_op(visit: &impl Visit) {
         ("initial_state", &[s, 4, 8, 6]),
     ];
     both::<GatedDeltaRule>(visit, &[], delta, &["g"]);
+    for decay in [&[1, t, 4][..], &[1, t, 4, 8]] {
+        let attention: &[(_, &[usize])] = &[
+            ("q", &[1, t, 2, 8]),
+            ("k", &[1, t, 2, 8]),
+            ("v", &[1, t, 4, 6]),
+            ("g", decay),
+            ("initial_state", &[s, 4, 8, 6]),
+        ];
+        both::<LinearAttention>(visit, &[], attention, &["g"]);
+    }
 }
 
 /// Visits the ops that take all sequences at once in 16-bit types, with packed inputs of such sizes: with and without
@@ -156,7 +167,7 @@ pub fn separately(
 pub fn axis(name: &str, shared: &[&str]) -> Option<usize> {
     match name {
         _ if shared.iter().any(|one| name == *one || name.strip_prefix('d') == Some(one)) => None,
-        _ if name.ends_with("state") => Some(0),
+        _ if name.ends_with("state") || name.ends_with("_z") => Some(0),
         _ => Some(1),
     }
 }
