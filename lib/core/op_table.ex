@@ -215,7 +215,8 @@ defmodule Sidewinder.OpTable do
           %{name: "v", shape: "(B, L, H, V)", precision: "storage", optional: false},
           %{name: "g", shape: "(B, L, H) | (B, L, H, K)", precision: "wide", optional: true},
           %{name: "initial_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
-          %{name: "initial_z", shape: "(B, H, K)", precision: "wide", optional: true}
+          %{name: "initial_z", shape: "(B, H, K)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [
           %{name: "y", shape: "(B, L, H, V)", precision: "storage", when: :always},
@@ -245,7 +246,8 @@ defmodule Sidewinder.OpTable do
           %{name: "initial_z", shape: "(B, H, K)", precision: "wide", optional: true},
           %{name: "dy", shape: "(B, L, H, V)", precision: "storage", optional: false},
           %{name: "dlast_state", shape: "(B, H, K, V)", precision: "wide", optional: true},
-          %{name: "dlast_z", shape: "(B, H, K)", precision: "wide", optional: true}
+          %{name: "dlast_z", shape: "(B, H, K)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [

@@ -32,11 +32,11 @@ defmodule Sidewinder do
 
   ## Packed sequences
 
-  `selective_scan/6`, `ssd/6`, `gated_delta_rule/5`, `linear_scan/3` and `causal_conv1d/3` take sequences of different
-  lengths, one after the other in a batch of 1, with their ends as the option `:cu_seqlens`: integers `{S + 1}` from 0 to
-  the length L that do not decrease. No state and no window crosses an end, and `:initial_state` and the last state have
-  S in place of the batch. Results, and gradients, are those of one call for each sequence; gradients of weights are
-  summed over the sequences, each in the type of the weight. An empty sequence passes its state on.
+  `selective_scan/6`, `ssd/6`, `gated_delta_rule/5`, `linear_attention/4`, `linear_scan/3` and `causal_conv1d/3` take
+  sequences of different lengths, one after the other in a batch of 1, with their ends as the option `:cu_seqlens`:
+  integers `{S + 1}` from 0 to the length L that do not decrease. No state and no window crosses an end, and initial and
+  last states have S in place of the batch. Results, and gradients, are those of one call for each sequence; gradients of
+  weights are summed over the sequences, each in the type of the weight. An empty sequence passes its state on.
 
       iex> x = Nx.tensor([[[1.0], [2.0], [3.0]]])
       iex> a = Nx.broadcast(1.0, {1, 3, 1})
@@ -45,8 +45,10 @@ defmodule Sidewinder do
       {[1.0, 3.0, 3.0], [3.0, 3.0]}
 
   As `:cu_seqlens` is a tensor, a compiled program serves all lengths. Its values are checked when the program runs:
-  wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them, and queues the kernels of each
-  sequence in turn, so a few long sequences suit it better than many short ones. Vectorized tensors cannot be packed.
+  wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them. There `ssd/6` and
+  `gated_delta_rule/5` take all sequences at once where they run on tensor cores, and a gradient shared by all is rounded
+  once only. Other calls queue the kernels of each sequence in turn, so a few long sequences suit them better than many
+  short ones. Vectorized tensors cannot be packed.
 
   ## Gradients
 
@@ -286,6 +288,7 @@ defmodule Sidewinder do
     * `:scale` - `1 / sqrt(K)` by default
     * `:normalize` - whether `y` is divided by the product of `q` and `z`; the feature map of `q` and `k`, which keeps it
       positive, is the caller's. Defaults to `false`.
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`
     * `:return_state` - returns also `last_state`, `{B, H, K, V}`
     * `:return_z` - returns also `last_z`, `{B, H, K}`
 

@@ -7,7 +7,7 @@ defmodule Sidewinder.PackedTest do
   @lengths [0, 3, 1, 5, 0, 8]
   @length Enum.sum(@lengths)
   @count length(@lengths)
-  @ops [:linear_scan, :causal_conv1d, :selective_scan, :ssd, :gated_delta_rule]
+  @ops [:linear_scan, :causal_conv1d, :selective_scan, :ssd, :gated_delta_rule, :linear_attention]
 
   defp ends, do: Nx.tensor(Enum.scan([0 | @lengths], &+/2), type: :s32)
 
@@ -35,6 +35,12 @@ defmodule Sidewinder.PackedTest do
   defp shapes(:gated_delta_rule) do
     {[q: {1, @length, 1, 2}, k: {1, @length, 1, 2}, v: {1, @length, 2, 3}, beta: {1, @length, 2}],
      [g: {1, @length, 2}], {2, 2, 3}, []}
+  end
+
+  # The form of `g` with the lower rank: one decay for each head.
+  defp shapes(:linear_attention) do
+    {[q: {1, @length, 1, 2}, k: {1, @length, 1, 2}, v: {1, @length, 2, 3}], [g: {1, @length, 2}],
+     {2, 2, 3}, []}
   end
 
   defp problem(op) do

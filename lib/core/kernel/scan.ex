@@ -248,6 +248,7 @@ defmodule Sidewinder.Kernel.Scan do
     * `:initial_z` - `{B, H, K}`, the initial sum of keys
     * `:scale` - `1 / sqrt(K)` by default
     * `:normalize` - whether `y` is divided by the product of `q` and the sum of keys; `false` by default
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`
     * `:return_state` - returns also `last_state`, `{B, H, K, V}`
     * `:return_z` - returns also `last_z`, `{B, H, K}`
 

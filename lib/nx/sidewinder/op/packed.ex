@@ -79,15 +79,14 @@ defmodule Sidewinder.Op.Packed do
         do: join(name, template, roles["#{name}"], Map.new(parts), inputs)
   end
 
-  # By the names of inputs and outputs; a gradient has that of its input.
+  # By the names of inputs and outputs, and there by their rank; a gradient has those of its input.
   defp roles(table) do
-    own =
-      Map.new(table.inputs, fn {name, {_, [form | _]}} -> {name, {role(form), length(form)}} end)
+    own = Map.new(table.inputs, fn {name, {_, forms}} -> {name, Enum.map(forms, &by_rank/1)} end)
 
     outputs =
       for output <- table.outputs, into: %{} do
         case output do
-          {name, _, dims, _} -> {"#{name}", {role(dims), length(dims)}}
+          {name, _, dims, _} -> {"#{name}", [by_rank(dims)]}
           {name, like} -> {"#{name}", own[like]}
         end
       end
@@ -95,13 +94,17 @@ defmodule Sidewinder.Op.Packed do
     Map.merge(own, outputs)
   end
 
+  defp by_rank(form), do: {length(form), role(form)}
+
   defp role([1, :l | _]), do: :steps
   defp role([:s | _]), do: :state
   defp role(_form), do: :shared
 
-  # An input of a lower rank than that of its steps is the same at every step.
-  defp role({:steps, rank}, t), do: if(Nx.rank(t) < rank, do: :shared, else: :steps)
-  defp role({role, _rank}, _t), do: role
+  # Of the forms of an input, the first of the tensor's rank counts.
+  defp role(roles, t) do
+    rank = Nx.rank(t)
+    Enum.find_value(roles, :shared, fn {of, role} -> if of == rank, do: role end)
+  end
 
   defp part(t, role, at, start, length) do
     case role(role, t) do
@@ -143,7 +146,7 @@ defmodule Sidewinder.Op.Packed do
 
   # The state of an empty sequence passes through, and so does its cotangent.
   defp states(name, template, parts, inputs) do
-    through = if name == :dinitial_state, do: inputs["dlast_state"], else: inputs["initial_state"]
+    through = inputs[through("#{name}")]
     none = Nx.broadcast(Nx.tensor(0, type: template.type), put_elem(template.shape, 0, 1))
 
     for at <- 0..(elem(template.shape, 0) - 1) do
@@ -154,6 +157,9 @@ defmodule Sidewinder.Op.Packed do
     end
     |> Nx.concatenate(axis: 0)
   end
+
+  defp through("dinitial_" <> state), do: "dlast_" <> state
+  defp through("last_" <> state), do: "initial_" <> state
 
   # The start and the length of each sequence.
   defp steps!(table, [first | _] = ends, inputs, roles) do

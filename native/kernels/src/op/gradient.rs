@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::tensor::{Spec, View, ViewMut};
 use ndarray::ArrayD;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// An op with a gradient, which is the op [`Backward`] of it.
 pub trait Differentiable: Op {
@@ -44,6 +45,17 @@ pub trait Differentiable: Op {
         outputs: &Named<&cuda::Buffer>,
         lane: &cuda::Lane,
     ) -> Result<()>;
+
+    /// Queues the gradients of a packed call as [`Op::cuda_packed`] does.
+    fn cuda_backward_packed(
+        _problem: &Self::Problem,
+        _inputs: &Named<&cuda::Buffer>,
+        _outputs: &Named<&cuda::Buffer>,
+        _steps: &[Range<usize>],
+        _lane: &cuda::Lane,
+    ) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// Checks that outputs and cotangents among the inputs have the shapes of the op's outputs.
@@ -112,5 +124,15 @@ impl<O: Differentiable> Op for Backward<O> {
         cpu(call, inputs, outputs, exec) { O::cpu_backward(&call.of, inputs, outputs, exec) }
         reference(call, inputs, outputs) { O::reference_backward(&call.of, inputs, outputs) }
         cuda(call, inputs, outputs, lane) { O::cuda_backward(&call.of, inputs, outputs, lane) }
+    }
+
+    fn cuda_packed(
+        call: &Gradient<O::Problem>,
+        inputs: &Named<&cuda::Buffer>,
+        outputs: &Named<&cuda::Buffer>,
+        steps: &[Range<usize>],
+        lane: &cuda::Lane,
+    ) -> Result<bool> {
+        O::cuda_backward_packed(&call.of, inputs, outputs, steps, lane)
     }
 }

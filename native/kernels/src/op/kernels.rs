@@ -51,6 +51,22 @@ macro_rules! forward_by_kernels {
     };
 }
 
+/// Implements [`Op::cuda_packed`](crate::op::Op::cuda_packed), or `cuda_backward_packed`, by a function.
+#[macro_export]
+macro_rules! packed_by_kernels {
+    ($method:ident, $function:path) => {
+        fn $method(
+            problem: &Self::Problem,
+            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            steps: &[std::ops::Range<usize>],
+            lane: &$crate::cuda::Lane,
+        ) -> $crate::error::Result<bool> {
+            $function(problem, inputs, outputs, steps, lane)
+        }
+    };
+}
+
 /// Implements an op's gradient by the functions `backward` of these modules.
 #[macro_export]
 macro_rules! backward_by_kernels {

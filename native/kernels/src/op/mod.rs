@@ -33,6 +33,7 @@ use crate::cuda;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Shape, Spec, View, ViewMut};
 use ndarray::ArrayD;
+use std::ops;
 
 /// The layout of sequences, which a tensor of the wrong shape often has in another order.
 const LAYOUT: &str = "Layout is channel-last: batch, length, channels";
@@ -105,6 +106,19 @@ pub trait Op: Sized + 'static {
         outputs: &Named<&cuda::Buffer>,
         lane: &cuda::Lane,
     ) -> Result<()>;
+
+    /// Queues a packed call of sequences with these steps in kernels of its own, where the op has some that support it;
+    /// returns whether it did. `problem` is the call as if all were one sequence, and `steps` has an element for each
+    /// state. See [`Packed`], which otherwise makes a call for each sequence.
+    fn cuda_packed(
+        _problem: &Self::Problem,
+        _inputs: &Named<&cuda::Buffer>,
+        _outputs: &Named<&cuda::Buffer>,
+        _steps: &[ops::Range<usize>],
+        _lane: &cuda::Lane,
+    ) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// Checks a call of `O`; gives its problem and the specs of its outputs. What holds for every op comes first (known

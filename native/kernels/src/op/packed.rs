@@ -1,10 +1,11 @@
 //! Packed calls: sequences of different lengths, one after the other in a batch of 1.
 //!
 //! `cu_seqlens = [0, l1, l1 + l2, ..., L]` has the ends of `S` sequences, as in FlashAttention's calls of variable
-//! length. No state and no window crosses an end: each sequence is a call of its own on a range of the axis `L`. Tensors
-//! `(B, L, ...)` are `(1, L, ...)`, and states `(B, ...)` are `(S, ...)`, one for each sequence. Gradients of shared
+//! length. No state and no window crosses an end: each sequence is like a call of its own on a range of the axis `L`.
+//! Tensors `(B, L, ...)` are `(1, L, ...)`, and states `(B, ...)` are `(S, ...)`, one for each sequence. Gradients of shared
 //! inputs are summed over the sequences in order: each in the type of the gradient, their sum in the type of the
-//! arithmetic or wider, rounded once.
+//! arithmetic or wider, rounded once. On CUDA an op may have kernels that take all sequences at once
+//! ([`Op::cuda_packed`]): their sums are rounded once only.
 
 use super::pattern::Axis;
 use super::{Bound, Name, Named, Op, Output, Pattern, Sizes, Slot, about, run_cpu, run_cuda};
@@ -55,11 +56,12 @@ enum Role {
 }
 
 impl Role {
-    /// The role of a tensor by its declared shape. A loose shape has its alternatives with `B` first.
+    /// The role of a tensor by its declared shape: of a loose one, by the first alternative of the tensor's rank.
     fn of(shape: &Pattern, spec: &Spec) -> Role {
+        let of_rank = shape.alternatives().find(|one| one.axes().len() == spec.shape.len());
+        let shape = of_rank.unwrap_or(*shape);
         let letter = |at| shape.axes().get(at).and_then(Axis::letter).map(|letter| b'A' + letter);
         match (letter(0), letter(1)) {
-            (Some(b'B'), _) if spec.shape.len() < shape.axes().len() => Role::Shared,
             (Some(b'B'), Some(b'L')) => Role::Steps,
             (Some(b'B'), _) => Role::State,
             _ => Role::Shared,
@@ -363,10 +365,24 @@ impl<O: Op> Packing<O> {
         Ok(results)
     }
 
-    /// Waits for the lane, to read `cu_seqlens`.
+    /// Waits until `cu_seqlens` is there, to read it.
     fn cuda(&self, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        let ends = lane.downloaded(inputs.get(CU_SEQLENS)?)?;
+        let ends = lane.read(inputs.get(CU_SEQLENS)?)?;
         let all = steps(ends.view().slice()?, self.length)?;
+        match O::cuda_packed(&self.whole, inputs, outputs, &all, lane)? {
+            true => Ok(()),
+            false => self.cuda_each(inputs, outputs, &all, lane),
+        }
+    }
+
+    /// Queues a call for each sequence.
+    fn cuda_each(
+        &self,
+        inputs: &Named<&Buffer>,
+        outputs: &Named<&Buffer>,
+        all: &[Range<usize>],
+        lane: &Lane,
+    ) -> Result<()> {
         let terms = self.sums(outputs, |output| {
             let spec = output.spec();
             lane.temporary(Spec::new(spec.dtype, &[&[all.len()], &spec.shape[..]].concat())?)

@@ -74,6 +74,11 @@ impl Pattern {
         &self.axes[..self.rank]
     }
 
+    /// The alternatives of a loose shape, in order; itself where it has none.
+    pub fn alternatives(&self) -> impl Iterator<Item = Pattern> {
+        self.words.match_indices('(').map(|(start, _)| Pattern::new(&self.words[start..]))
+    }
+
     /// Whether some axis is more than a single letter.
     pub fn has_sums(&self) -> bool {
         self.axes().iter().any(|axis| axis.letter().is_none())

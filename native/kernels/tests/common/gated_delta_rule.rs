@@ -2,7 +2,7 @@
 
 use super::check::noise;
 use sidewinder_kernels::op::{Named, named};
-use sidewinder_kernels::ops::scan::gated_delta_rule::Options;
+pub use sidewinder_kernels::ops::scan::gated_delta_rule::Options;
 use sidewinder_kernels::tensor::Owned;
 
 /// Batch, length, groups, heads, keys, values.

@@ -1,10 +1,11 @@
 //! Packed calls of the ops over sequences, and the calls of each sequence that they stand for.
 
 use super::check::{backward_inputs, inputs, noise};
-use super::{part, with, without};
+use super::{gated_delta_rule, part, ssd, with, without};
 use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
 use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
 use sidewinder_kernels::ops::scan::gated_delta_rule::GatedDeltaRule;
+use sidewinder_kernels::ops::scan::linear_attention::LinearAttention;
 use sidewinder_kernels::ops::scan::linear_scan::LinearScan;
 use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
 use sidewinder_kernels::ops::scan::ssd::Ssd;
@@ -12,6 +13,9 @@ use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 /// Lengths of the packed sequences: empty ones, and those at the ends of blocks of kernels.
 pub const LENGTHS: [usize; 8] = [0, 3, 1, 63, 64, 0, 65, 0];
+
+/// Lengths at the ends of chunks of 64 steps, and some of several segments of chunks.
+pub const OF_CHUNKS: [usize; 11] = [0, 15, 1000, 1, 16, 63, 0, 64, 65, 700, 0];
 
 /// The tensor `cu_seqlens` of these lengths.
 pub fn ends(lengths: &[usize]) -> Owned {
@@ -64,6 +68,39 @@ pub fn every_op(visit: &impl Visit) {
         ("initial_state", &[s, 4, 8, 6]),
     ];
     both::<GatedDeltaRule>(visit, &[], delta, &["g"]);
+    for decay in [&[1, t, 4][..], &[1, t, 4, 8]] {
+        let attention: &[(_, &[usize])] = &[
+            ("q", &[1, t, 2, 8]),
+            ("k", &[1, t, 2, 8]),
+            ("v", &[1, t, 4, 6]),
+            ("g", decay),
+            ("initial_state", &[s, 4, 8, 6]),
+        ];
+        both::<LinearAttention>(visit, &[], attention, &["g"]);
+    }
+}
+
+/// Visits the ops that take all sequences at once in 16-bit types, with packed inputs of such sizes: with and without
+/// the optional ones.
+pub fn every_op_in_chunks(visit: &impl Visit) {
+    let steps = OF_CHUNKS.iter().sum();
+    let optional = ["D", "z", "dt_bias", "g", "initial_state"];
+    let packed = |one: Named<Owned>, state: &[usize]| {
+        let states = noise(9, &[&[OF_CHUNKS.len()], state].concat(), -1.0, 1.0);
+        with(&with(&one, "initial_state", states), CU_SEQLENS, ends(&OF_CHUNKS))
+    };
+    for [heads, groups, state] in [[4, 2, 32], [2, 1, 128]] {
+        let all = packed(ssd::inputs([1, steps, heads, 64, groups, state]), &[heads, 64, state]);
+        visit.visit::<Ssd>(&ssd::options(), &all, &["A", "D", "dt_bias"]);
+        let options = ssd::Options { return_state: false, ..ssd::options() };
+        visit.visit::<Ssd>(&options, &without(&all, &optional), &["A"]);
+    }
+    for [groups, heads, keys, values] in [[2, 2, 64, 64], [1, 2, 128, 40]] {
+        let all = packed(gated_delta_rule::inputs([1, steps, groups, heads, keys, values]), &[heads, keys, values]);
+        let options = gated_delta_rule::Options { qk_l2norm: true, ..gated_delta_rule::options() };
+        visit.visit::<GatedDeltaRule>(&options, &all, &[]);
+        visit.visit::<GatedDeltaRule>(&gated_delta_rule::Options::default(), &without(&all, &optional), &[]);
+    }
 }
 
 fn both<O: Differentiable>(
@@ -130,7 +167,7 @@ pub fn separately(
 pub fn axis(name: &str, shared: &[&str]) -> Option<usize> {
     match name {
         _ if shared.iter().any(|one| name == *one || name.strip_prefix('d') == Some(one)) => None,
-        _ if name.ends_with("state") => Some(0),
+        _ if name.ends_with("state") || name.ends_with("_z") => Some(0),
         _ => Some(1),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::check::noise;
 use sidewinder_kernels::op::{Named, named};
-use sidewinder_kernels::ops::scan::ssd::Options;
+pub use sidewinder_kernels::ops::scan::ssd::Options;
 use sidewinder_kernels::tensor::Owned;
 
 /// Batch, length, heads, width, groups, state.

@@ -3,13 +3,13 @@
 use crate::common;
 use crate::common::check::noise;
 use crate::common::gpu;
-use crate::common::on_device::agrees;
-use crate::common::packed::{self, Visit, WRONG, axis, five_steps};
+use crate::common::on_device::{agrees, agrees_by};
+use crate::common::packed::{self, OF_CHUNKS, Visit, WRONG, axis, five_steps};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::op::{Backward, CU_SEQLENS, Call, Differentiable, Named, Op, Packed, specs};
+use sidewinder_kernels::op::{self, Backward, CU_SEQLENS, Call, Differentiable, Named, Op, Packed, specs};
 use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
-use sidewinder_kernels::tensor::{Described, Owned};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
 
 /// Roundings of 16-bit results: kernels of long sequences round between their chunks.
 const ROUNDINGS: f64 = 4.0;
@@ -47,6 +47,53 @@ impl Visit for OnDevice {
 fn packed_calls_agree_with_the_reference_and_with_separate_calls() {
     let Some(device) = gpu() else { return };
     packed::every_op(&OnDevice(device));
+}
+
+/// Calls that run in chunks on tensor cores, all sequences at once.
+struct InChunks(Device);
+
+impl InChunks {
+    /// Checks that the op takes all sequences at once in 16-bit types, and gives what the packed call gives.
+    fn takes_all<O: Op>(&self, options: &O::Options, inputs: &Named<Owned>) {
+        for dtype in [DType::Bf16, DType::F16] {
+            let inputs = common::cast(op::about::<Packed<O>>(), inputs, dtype);
+            let one = common::without(&inputs, &[CU_SEQLENS, "initial_state", "dlast_state"]);
+            let (problem, _) = op::check::<O>(&specs(&one), options).unwrap();
+            let lane = self.0.lane().unwrap();
+            let given = on_device(&lane, &inputs);
+            let call = Call::new::<Packed<O>>(specs(&inputs), options).unwrap();
+            let outputs = call.outputs().try_map(|spec| Buffer::new(&self.0, *spec)).unwrap();
+            outputs.iter().for_each(|(_, output)| lane.poison(output).unwrap());
+            let steps: Vec<_> =
+                OF_CHUNKS.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)..*end)).collect();
+            assert!(O::cuda_packed(&problem, &given.map(|b| b), &outputs.map(|b| b), &steps, &lane).unwrap());
+            let expected = common::run_cuda::<Packed<O>>(options, &inputs, &self.0).unwrap();
+            for (name, output) in outputs.iter() {
+                let got = lane.downloaded(output).unwrap();
+                assert!(got.view().bytes() == expected.get(name).unwrap().view().bytes(), "{name} of {}", O::NAME);
+            }
+        }
+    }
+}
+
+impl Visit for InChunks {
+    /// The tolerances are those of the tests of each op.
+    fn visit<O: Differentiable>(&self, options: &O::Options, inputs: &Named<Owned>, _: &[&str]) {
+        let backward = packed::of_gradient::<O>(options, inputs);
+        agrees::<Packed<O>>(&self.0, options, inputs, 2.0);
+        agrees_by::<Packed<Backward<O>>>(&self.0, options, &backward, |name| match name {
+            "dA" | "ddt_bias" | "dg" => 8.0,
+            _ => 2.0,
+        });
+        self.takes_all::<O>(options, inputs);
+        self.takes_all::<Backward<O>>(options, &backward);
+    }
+}
+
+#[test]
+fn packed_calls_in_chunks_agree_with_the_reference() {
+    let Some(device) = gpu() else { return };
+    packed::every_op_in_chunks(&InChunks(device));
 }
 
 #[test]

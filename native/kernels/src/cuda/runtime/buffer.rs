@@ -87,6 +87,11 @@ impl Buffer {
         self.address == other.address && self.spec.bytes() == other.spec.bytes()
     }
 
+    /// Whether only one lane may use it.
+    pub(in crate::cuda) fn is_of_lane(&self) -> bool {
+        self.memory.lane.is_some()
+    }
+
     pub(in crate::cuda) fn address(&self) -> sys::CUdeviceptr {
         self.address
     }

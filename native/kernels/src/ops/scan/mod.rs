@@ -7,5 +7,6 @@ pub mod linear_scan;
 pub mod matrix_state;
 pub mod selective_scan;
 pub mod selective_state_update;
+mod sequences;
 pub mod ssd;
 pub mod step_size;

@@ -65,6 +65,16 @@ impl Lane {
         Ok(to)
     }
 
+    /// A buffer's contents, once the work on it is done. Does not wait for other work on the lane, unless it runs on a
+    /// stream of another library or the buffer is the lane's own.
+    pub fn read(&self, from: &Buffer) -> Result<Owned> {
+        self.not_recorded("copies to the host")?;
+        if self.guest || from.is_of_lane() {
+            return self.downloaded(from);
+        }
+        self.device.lane()?.downloaded(from)
+    }
+
     /// Queues a copy of a buffer into another of equal size.
     pub fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
         same_size(from.spec().bytes(), to)?;

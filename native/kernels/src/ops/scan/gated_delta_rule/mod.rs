@@ -90,6 +90,7 @@ impl Op for GatedDeltaRule {
     }
 
     crate::forward_by_kernels!();
+    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
 }
 
 /// The gradient of [`GatedDeltaRule`].
@@ -101,4 +102,5 @@ impl Differentiable for GatedDeltaRule {
         &op::slots::<8>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state"]));
 
     crate::backward_by_kernels!();
+    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
 }

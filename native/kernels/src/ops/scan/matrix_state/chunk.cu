@@ -7,26 +7,33 @@
 constexpr int KEY_APART = KEYS + 8, VALUE_APART = WIDTH + 8, STEP_APART = CHUNK + 8;
 constexpr int SQUARE = CHUNK * CHUNK;
 
-// A chunk of a head.
+// A chunk of a head of a sequence.
 struct Chunk {
-    i64 batch, head, index, group;
+    Sequence of;
+    int head, index, group; // group is not found anew for each chunk of a head: divisions take long
 
-    // `id` counts the chunks of each head of each batch.
-    __device__ __forceinline__ Chunk(const Params& p, i64 id) {
-        index = id % p.chunks, id /= p.chunks;
-        head = id % p.heads, batch = id / p.heads;
+    // `id` counts the chunks of all sequences, for each head.
+    __device__ __forceinline__ Chunk(const Params& p, int id) : head(id / p.all_chunks) {
+        index = id % p.all_chunks;
+        of = sequence_of(p, index);
+        index -= of.chunk;
         group = head / (p.heads / p.groups);
     }
+    __device__ __forceinline__ Chunk(const Params& p, const Sequence& of, int head, int index)
+        : of(of), head(head), index(index), group(head / (p.heads / p.groups)) {}
 
-    __device__ __forceinline__ i64 id(const Params& p) const {
-        return (batch * p.heads + head) * p.chunks + index;
+    __device__ __forceinline__ i64 id(const Params& p) const { return (i64)head * p.all_chunks + of.chunk + index; }
+    // The offset of the head's state.
+    __device__ __forceinline__ i64 state(const Params& p) const {
+        return ((i64)of.place * p.heads + head) * p.keys * p.values;
     }
-    __device__ __forceinline__ i64 left(const Params& p) const { return p.length - index * CHUNK; }
-    __device__ __forceinline__ i64 step(const Params& p) const { return batch * p.length + index * CHUNK; }
+    // Steps up to the end of the sequence, and its first step among those of all sequences.
+    __device__ __forceinline__ int left() const { return of.length - index * CHUNK; }
+    __device__ __forceinline__ i64 step() const { return of.first + index * CHUNK; }
     // Offsets of its first step in q and k, in v, and in beta and g.
-    __device__ __forceinline__ i64 keys(const Params& p) const { return (step(p) * p.groups + group) * p.keys; }
-    __device__ __forceinline__ i64 values(const Params& p) const { return (step(p) * p.heads + head) * p.values; }
-    __device__ __forceinline__ i64 of_head(const Params& p) const { return step(p) * p.heads + head; }
+    __device__ __forceinline__ i64 keys(const Params& p) const { return (step() * p.groups + group) * p.keys; }
+    __device__ __forceinline__ i64 values(const Params& p) const { return (step() * p.heads + head) * p.values; }
+    __device__ __forceinline__ i64 of_head(const Params& p) const { return step() * p.heads + head; }
 };
 
 // Factors of a chunk's steps: log2 of the decay from the chunk's start, and what q and k are multiplied by, and
@@ -60,6 +67,6 @@ __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
 // Queues copies of a chunk's q and k.
 __device__ __forceinline__ void copy_keys(STORAGE* q, STORAGE* k, const Params& p, const Chunk& at) {
     i64 stride = (i64)p.groups * p.keys;
-    copy_rows<KEYS / 8, KEY_APART>(q, p.q + at.keys(p), stride, at.left(p), p.keys);
-    copy_rows<KEYS / 8, KEY_APART>(k, p.k + at.keys(p), stride, at.left(p), p.keys);
+    copy_rows<KEYS / 8, KEY_APART>(q, p.q + at.keys(p), stride, at.left(), p.keys);
+    copy_rows<KEYS / 8, KEY_APART>(k, p.k + at.keys(p), stride, at.left(), p.keys);
 }

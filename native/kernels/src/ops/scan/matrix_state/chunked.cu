@@ -21,14 +21,14 @@ __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
 extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_chunked(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
-    i64 head = blockIdx.x / p.blocks;
-    Chunk at(p, head * p.chunks);
-    i64 of_head = head * p.keys * p.values;
-    fetch(shared.stages[0], p.v, p, at);
+    Chunk at = chunk_of_block(p, false);
+    int chunks = at.of.chunks();
+    i64 of_head = at.state(p);
+    if (chunks > 0) fetch(shared.stages[0], p.v, p, at);
     State state;
     load(state, p.initial ? p.initial + of_head : nullptr, p);
 #pragma unroll 1
-    for (; at.index < p.chunks; at.index++) {
+    for (; at.index < chunks; at.index++) {
         Stage& stage = shared.stages[at.index % 2];
         const Factors& factors = stage.factors;
         share_state(shared.state, state);
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_chunked(Params
         __syncthreads();
         Chunk next = at;
         next.index++;
-        if (next.index < p.chunks) fetch(shared.stages[next.index % 2], p.v, p, next);
+        if (next.index < chunks) fetch(shared.stages[next.index % 2], p.v, p, next);
         if (SAVE) write_state(p.before, shared.state, p, at);
         Rows y, rows;
         read_out<!SAVE>(rows, y, stage, shared.state);

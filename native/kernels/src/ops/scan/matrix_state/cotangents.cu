@@ -10,10 +10,9 @@ struct Shared {
 extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_cotangents(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
-    i64 head = blockIdx.x / p.blocks;
-    Chunk at(p, head * p.chunks + p.chunks - 1);
-    i64 of_head = head * p.keys * p.values;
-    fetch(shared.stages[at.index % 2], p.dy, p, at);
+    Chunk at = chunk_of_block(p, true);
+    i64 of_head = at.state(p);
+    if (at.index >= 0) fetch(shared.stages[at.index % 2], p.dy, p, at);
     State state;
     load(state, p.dlast ? p.dlast + of_head : nullptr, p);
 #pragma unroll 1

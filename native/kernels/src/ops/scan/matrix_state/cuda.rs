@@ -9,15 +9,17 @@ use super::{EPS, Form, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
+use crate::ops::scan::sequences::{self, Sequences};
 use crate::tensor::DType;
-pub use backward::backward;
+pub use backward::{backward, backward_packed};
 use chunked::Chunked;
+use std::ops::Range;
 
 const COLUMNS: Source<Params> =
     Source::new("matrix_state_columns", concat!(include_str!("staged.cu"), include_str!("columns.cu")));
 
 /// Steps between states that the gradient keeps.
-const CHUNK: usize = 64;
+const CHUNK: usize = sequences::CHUNK;
 /// Warps of a block that fetch the inputs of steps.
 const FETCHERS: usize = 4;
 /// The most steps of a stage.
@@ -55,17 +57,20 @@ params! {
         products: u64 as "REAL*",  // inner products of `ends` and cotangents, by warp (B, H, chunks, products_each), or
                                    // without the delta rule by key (slices, B, H, chunks, K)
         changes: u64 as "REAL*",   // dg[t] - dg[t+1], of the shape of g
-        inverses: u64 as "STORAGE*", // of I + L (B, H, chunks, CHUNK, CHUNK); likewise P
+        inverses: u64 as "STORAGE*", // of I + L (H, chunks of all sequences, CHUNK, CHUNK); likewise P
         scores: u64 as "STORAGE*",
-        factors: u64 as "float*",  // of the steps of chunks (B, H, chunks, 4, CHUNK)
-        before: u64 as "STORAGE*", // states before chunks (B, H, chunks, K, V)
+        factors: u64 as "float*",  // of the steps of chunks (H, chunks of all, 4, CHUNK)
+        before: u64 as "STORAGE*", // states before chunks (H, chunks of all, K, V)
         after: u64 as "STORAGE*",  // cotangents of states after chunks
         inputs: u64 as "STORAGE*", // U, and dZ (B, L, H, V)
         dz: u64 as "STORAGE*",
+        sequences: u64 as "const int*", // of a packed call: see sequences.rs
+        of_chunks: u64 as "const int*",
         length: i64,
-        chunks: i64,
+        chunks: i64, // of a sequence of a batch
         batch: i32,
         heads: i32,
+        all_chunks: i32,
         groups: i32,
         keys: i32,
         values: i32,
@@ -77,6 +82,7 @@ params! {
 }
 
 /// A call with the addresses of its buffers.
+#[derive(Clone, Copy)]
 pub struct Call<'a> {
     problem: &'a Problem,
     lane: &'a Lane,
@@ -139,10 +145,20 @@ impl<'a> Call<'a> {
 
     /// Queues the op.
     pub fn forward(self) -> Result<()> {
-        match Chunked::width(&self) {
-            Some(width) => Chunked::new(self, width)?.forward(),
+        match Chunked::of(self, self.of_batch()) {
+            Some(chunked) => chunked?.forward(),
             None => self.columns(Wanted::Outputs),
         }
+    }
+
+    /// Queues a packed call of the op, if it runs in chunks.
+    pub fn forward_packed(self, steps: &'a [Range<usize>]) -> Result<bool> {
+        Chunked::of(self, Sequences::Packed(steps)).map_or(Ok(false), |chunked| chunked?.forward().map(|()| true))
+    }
+
+    /// The sequences of a call that is not packed.
+    fn of_batch(&self) -> Sequences<'static> {
+        Sequences::Batch { count: self.problem.batch, length: self.problem.length }
     }
 
     /// The compiler options of all kernels.

@@ -84,7 +84,7 @@ __device__ __forceinline__ int own_part() { return warp() / 4; }
 // Queues copies of a block of values as one group.
 __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Chunk& at, int first) {
     i64 rows = at.values(p) + first, stride = (i64)p.heads * p.values;
-    int left = at.left(p) < CHUNK ? at.left(p) : CHUNK, width = p.values - first;
+    int left = at.left() < CHUNK ? at.left() : CHUNK, width = p.values - first;
     copy_rows<WIDTH / 8, VALUE_APART>(stage.dy, p.dy + rows, stride, left, width);
     copy_rows<WIDTH / 8, VALUE_APART>(stage.dz, p.dz + rows, stride, left, width);
     copy_rows<WIDTH / 8, VALUE_APART>(stage.u, p.inputs + rows, stride, left, width);
@@ -300,7 +300,7 @@ __device__ __forceinline__ void find_gradients(const Work& on, Products& product
 
 __device__ __forceinline__ void write_for_group(float* to, Keys& keys, const Params& p, const Chunk& at) {
     each_pair(keys, [&](const float* pair, int, int step, int key) {
-        if (step < at.left(p) && key < p.keys)
+        if (step < at.left() && key < p.keys)
             *(float2*)(to + (at.of_head(p) + (i64)step * p.heads) * p.keys + key) = {pair[0], pair[1]};
     });
 }
@@ -324,7 +324,7 @@ __device__ __forceinline__ void write_keys(STORAGE* to, Keys& keys, STORAGE* row
 #pragma unroll
     for (int unit = threadIdx.x % 32; unit < 16 * OWN_KEYS / 8; unit += 32) {
         int step = own_step() + unit / (OWN_KEYS / 8), key = own_part() * OWN_KEYS + unit % (OWN_KEYS / 8) * 8;
-        if (step < at.left(p) && key < p.keys)
+        if (step < at.left() && key < p.keys)
             *(int4*)(to + at.keys(p) + (i64)step * p.groups * p.keys + key) =
                 *(const int4*)(rows + step * KEY_APART + key);
     }
@@ -367,14 +367,14 @@ __device__ __forceinline__ void write_gates(const Work& on, const Params& p, con
     }
     for (int i = part; i < THREADS / 32; i += SHARE) ends += on.totals.ends[i];
     sum = sum_over<SHARE>(fmaf(exp2_fast(factors.log[CHUNK - 1]), ends, sum));
-    if (part == 0 && step < at.left(p)) p.dg[at.of_head(p) + (i64)step * p.heads] = sum;
+    if (part == 0 && step < at.left()) p.dg[at.of_head(p) + (i64)step * p.heads] = sum;
 }
 
 __device__ __forceinline__ void write(const Work& on, Products& products, const Params& p, const Chunk& at) {
     const Factors& factors = on.inputs.factors;
     const Dots& dots = on.totals.dots;
     int step = threadIdx.x;
-    if (step < CHUNK && step < at.left(p)) {
+    if (step < CHUNK && step < at.left()) {
         float dbeta = fmaf(factors.k[step], whole(dots.from_error, step), on.totals.dbeta[step]);
         narrow(dbeta, p.dbeta[at.of_head(p) + (i64)step * p.heads]);
     }
@@ -399,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_gradients(Para
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Totals& totals = shared.totals;
-    i64 id = blockIdx.x, count = (i64)p.batch * p.heads * p.chunks;
+    int id = blockIdx.x, count = p.all_chunks * p.heads;
     int turn = 0, stage = 0;
     fetch(shared.inputs[0], shared.slots[0].stage, p, Chunk(p, id));
 #pragma unroll 1

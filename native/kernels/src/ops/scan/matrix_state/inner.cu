@@ -32,7 +32,7 @@ __device__ __forceinline__ void sum_decays(Factors& factors, const Params& p, co
     for (int first = 0; first < CHUNK; first += 32) {
         int i = first + lane;
         float log = 0;
-        if (GATE && i < at.left(p)) log = p.g[at.of_head(p) + (i64)i * p.heads] * (float)LOG2_E;
+        if (GATE && i < at.left()) log = p.g[at.of_head(p) + (i64)i * p.heads] * (float)LOG2_E;
         log = log < MOST_DECAY ? MOST_DECAY : log;
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void find_factors(Shared& shared, const Params& p, co
         shared.factors.q[row] = q;
         shared.factors.k[row] = k;
     } else {
-        shared.factors.beta[row] = row < at.left(p) ? widen(p.beta[at.of_head(p) + (i64)row * p.heads]) : 0.0f;
+        shared.factors.beta[row] = row < at.left() ? widen(p.beta[at.of_head(p) + (i64)row * p.heads]) : 0.0f;
     }
     if (warp() == 0) sum_decays(shared.factors, p, at);
 }

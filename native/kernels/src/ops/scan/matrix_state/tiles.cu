@@ -10,6 +10,13 @@ static_assert(PARTS * KEYS == WARPS * 16 && HALVES * CHUNK == WARPS * 16, "warps
 typedef Sums State[1][STATE_WIDTH / 8];
 typedef Sums Rows[1][OWN_WIDTH / 8];
 
+// The first chunk of a block's sequence and head, or with `reverse` the last, which an empty sequence lacks.
+__device__ __forceinline__ Chunk chunk_of_block(const Params& p, bool reverse) {
+    int id = blockIdx.x / p.blocks;
+    Sequence of = sequence(p, id / p.heads);
+    return Chunk(p, of, id % p.heads, reverse ? of.chunks() - 1 : 0);
+}
+
 // The block's first column of values.
 __device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x % p.blocks * WIDTH; }
 
@@ -24,7 +31,7 @@ struct Stage {
 __device__ __forceinline__ void fetch(Stage& stage, const STORAGE* values, const Params& p, const Chunk& at) {
     copy_keys(stage.q, stage.k, p, at);
     int first = first_column(p);
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values, at.left(p),
+    copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values, at.left(),
                                       p.values - first);
     copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
     copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
@@ -110,7 +117,7 @@ __device__ __forceinline__ void write_rows(STORAGE* to, STORAGE* staged, Rows& r
 #pragma unroll
     for (int unit = threadIdx.x % 32; unit < 16 * OWN_WIDTH / 8; unit += 32) {
         int step = own_step() + unit / (OWN_WIDTH / 8), column = unit % (OWN_WIDTH / 8) * 8;
-        if (step < at.left(p) && first + column < p.values)
+        if (step < at.left() && first + column < p.values)
             *(int4*)(to + at.values(p) + (i64)step * p.heads * p.values + first + column) =
                 *(const int4*)(staged + step * VALUE_APART + own_column() + column);
     }

@@ -1,14 +1,16 @@
 // Replaces the states at the ends of segments by those at their starts. On entry the first segment's state starts from
 // the initial state, and those of the others from zeros. In REVERSE, cotangents of states from the last segment to the
-// first. A thread has one element of a state.
+// first. A thread has one element of a state, that of a sequence's first segment goes through all of them.
 
 extern "C" __global__ void ssd_carry(Params p) {
-    i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x, head = id / SIZE;
-    if (head >= (i64)p.batch * p.heads) return;
+    i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (id / SIZE >= (i64)p.all_segments * p.heads) return;
+    Part at(p, id / SIZE);
+    if (at.segment > 0 || at.segments == 1) return;
     const float* initial = REVERSE ? p.dlast : p.initial;
-    float carry = initial ? initial[id] : 0.0f;
-    for (int turn = 0; turn < p.segments; turn++) {
-        i64 of = head * p.segments + (REVERSE ? p.segments - 1 - turn : turn);
+    float carry = initial ? initial[at.state(p) + id % SIZE] : 0.0f;
+    for (int turn = 0; turn < at.segments; turn++) {
+        i64 of = at.id + (i64)p.heads * (REVERSE ? at.segments - 1 - turn : turn);
         float* start = p.starts + of * SIZE + id % SIZE;
         float end = *start;
         *start = carry;

@@ -14,13 +14,13 @@ struct Stage {
 
 // Queues copies of a chunk as one group.
 __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part& at, int chunk) {
-    i64 first = (i64)at.batch * p.length + chunk * CHUNK;
-    int left = p.length - chunk * CHUNK, group = at.head / (p.heads / p.groups);
+    i64 first = at.step(chunk);
+    int left = at.left(chunk), group = at.head / (p.heads / p.groups);
     i64 states = (first * p.groups + group) * STATE;
     copy_rows<STATE / 8, C_APART>(stage.c, p.c + states, (i64)p.groups * STATE, left);
     copy_rows<STATE / 8, STATE_APART>(stage.b, p.b + states, (i64)p.groups * STATE, left);
     copy_rows<WIDTH / 8, WIDTH_APART>(stage.x, p.x + (first * p.heads + at.head) * WIDTH, (i64)p.heads * WIDTH, left);
-    copy_steps(stage.delta, stage.decay, p, of_head(p, at) * p.chunks + chunk);
+    copy_steps(stage.delta, stage.decay, p, at.chunk(p, chunk));
     commit();
 }
 
@@ -80,8 +80,8 @@ __device__ __forceinline__ void read_out(Rows& y, const Stage& stage, const STOR
 // Adds the skip, gates, and writes y of a warp's steps. Its rows of C are no longer needed: y is staged there, so that
 // stores are coalesced.
 __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk, Stage& stage, const Rows& y) {
-    int own = threadIdx.x / 32 * 16;
-    i64 first = ((i64)at.batch * p.length + chunk * CHUNK) * p.heads + at.head;
+    int own = threadIdx.x / 32 * 16, left = at.left(chunk) - own;
+    i64 first = at.step(chunk) * p.heads + at.head;
     STORAGE* line = stage.c + own * C_APART;
     __syncwarp();
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk
                 low = fmaf(d[0], x_low, low);
                 high = fmaf(d[p.wide_skip ? 1 : 0], x_high, high);
             }
-            if (GATE && chunk * CHUNK + own + row < p.length) {
+            if (GATE && row < left) {
                 float z_low, z_high;
                 widen(p.z + (first + (i64)(own + row) * p.heads) * WIDTH + column, z_low, z_high);
                 low *= silu(z_low);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void write(const Params& p, const Part& at, int chunk
 #pragma unroll
     for (int unit = threadIdx.x % 32; unit < 16 * WIDTH / 8; unit += 32) {
         int row = unit / (WIDTH / 8), column = unit % (WIDTH / 8) * 8;
-        if (chunk * CHUNK + own + row < p.length)
+        if (row < left)
             *(int4*)(p.y + (first + (i64)(own + row) * p.heads) * WIDTH + column) =
                 *(const int4*)(line + row * C_APART + column);
     }
@@ -119,13 +119,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_chunks(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Stage* stages = (Stage*)memory;
     STORAGE* states = (STORAGE*)(stages + 2);
-    Part at = part(p);
-    i64 head = of_head(p, at) * SIZE;
-    fetch(stages[0], p, at, at.first);
+    Part at(p, blockIdx.x);
+    if (at.first < at.last) fetch(stages[0], p, at, at.first);
     State state;
     clear(state);
-    if (p.segments > 1) load(state, p.starts + (of_head(p, at) * p.segments + at.segment) * SIZE);
-    else if (p.initial) load(state, p.initial + head);
+    if (at.segments > 1) load(state, p.starts + at.id * SIZE);
+    else if (p.initial) load(state, p.initial + at.state(p));
 #pragma unroll 1
     for (int chunk = at.first; chunk < at.last; chunk++) {
         int turn = (chunk - at.first) % 2;
@@ -143,5 +142,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_chunks(Params p) {
         advance<false>(state, stage.x, stage.x, stage.b, total, weight);
         __syncthreads();
     }
-    if (p.last && at.segment == p.segments - 1) store(state, p.last + head);
+    if (p.last && at.segment == at.segments - 1) store(state, p.last + at.state(p));
 }

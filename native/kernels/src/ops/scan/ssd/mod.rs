@@ -127,6 +127,7 @@ impl Op for Ssd {
     }
 
     crate::forward_by_kernels!();
+    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
 }
 
 /// Whether `D` is given, with an element for each row of a head.
@@ -149,4 +150,5 @@ impl Differentiable for Ssd {
         &op::slots::<11>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state"]));
 
     crate::backward_by_kernels!();
+    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
 }

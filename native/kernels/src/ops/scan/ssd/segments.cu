@@ -5,19 +5,6 @@
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
 constexpr int STATE_APART = STATE + 8, WIDTH_APART = WIDTH + 8;
 
-// The head of a block, and its chunks.
-struct Part {
-    int batch, head, segment, first, last;
-};
-
-__device__ __forceinline__ Part part(const Params& p) {
-    int head = blockIdx.x % p.heads, rest = blockIdx.x / p.heads;
-    int segment = rest % p.segments, first = segment * p.each;
-    return {rest / p.segments, head, segment, first, first + p.each < p.chunks ? first + p.each : p.chunks};
-}
-
-__device__ __forceinline__ i64 of_head(const Params& p, const Part& at) { return (i64)at.batch * p.heads + at.head; }
-
 typedef Sums State[1][STATE / 8];
 
 // The offset in a head's state of elements 0 and 1, or 2 and 3, of a lane's tile `n`.

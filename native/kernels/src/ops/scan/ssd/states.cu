@@ -12,14 +12,14 @@ struct Stage {
 
 // Queues copies of a chunk as one group.
 __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Part& at, int chunk) {
-    i64 first = (i64)at.batch * p.length + chunk * CHUNK;
-    int left = p.length - chunk * CHUNK, group = at.head / (p.heads / p.groups);
+    i64 first = at.step(chunk);
+    int left = at.left(chunk), group = at.head / (p.heads / p.groups);
     i64 rows = (first * p.heads + at.head) * WIDTH, stride = (i64)p.heads * WIDTH;
     copy_rows<STATE / 8, STATE_APART>(stage.states, (REVERSE ? p.c : p.b) + (first * p.groups + group) * STATE,
                                       (i64)p.groups * STATE, left);
     copy_rows<WIDTH / 8, WIDTH_APART>(stage.rows, (REVERSE ? p.dy : p.x) + rows, stride, left);
     if (GATED) copy_rows<WIDTH / 8, WIDTH_APART>(stage.z, p.z + rows, stride, left);
-    copy_steps(stage.delta, stage.decay, p, of_head(p, at) * p.chunks + chunk);
+    copy_steps(stage.delta, stage.decay, p, at.chunk(p, chunk));
     commit();
 }
 
@@ -48,22 +48,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_states(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Stage* stages = (Stage*)memory;
     STORAGE* states = (STORAGE*)(stages + 2);
-    Part at = part(p);
-    i64 head = of_head(p, at) * SIZE, segment = of_head(p, at) * p.segments + at.segment;
-    bool is_first = at.segment == (REVERSE ? p.segments - 1 : 0);
-    bool is_last = at.segment == (REVERSE ? 0 : p.segments - 1);
+    Part at(p, blockIdx.x);
+    if (!EACH && at.segments == 1) return;
+    bool is_first = at.segment == (REVERSE ? at.segments - 1 : 0);
+    bool is_last = at.segment == (REVERSE ? 0 : at.segments - 1);
     const float* initial = REVERSE ? p.dlast : p.initial;
     auto chunk = [&](int turn) { return REVERSE ? at.last - 1 - turn : at.first + turn; };
-    fetch(stages[0], p, at, chunk(0));
+    if (at.first < at.last) fetch(stages[0], p, at, chunk(0));
     State state;
     clear(state);
-    if (EACH && p.segments > 1) load(state, p.starts + segment * SIZE);
-    else if (is_first && initial) load(state, initial + head);
+    if (EACH && at.segments > 1) load(state, p.starts + at.id * SIZE);
+    else if (is_first && initial) load(state, initial + at.state(p));
     float total = 0;
 #pragma unroll 1
     for (int turn = 0; turn < at.last - at.first; turn++) {
         Stage& stage = stages[turn % 2];
-        STORAGE* to = (REVERSE ? p.after : p.before) + (of_head(p, at) * p.chunks + chunk(turn)) * SIZE;
+        STORAGE* to = (REVERSE ? p.after : p.before) + at.chunk(p, chunk(turn)) * SIZE;
         if (EACH) write(to, states, state);
         if (at.first + turn + 1 < at.last) fetch(stages[1 - turn % 2], p, at, chunk(turn + 1));
         else commit();
@@ -74,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_states(Params p) {
         __syncthreads();
     }
     if (!EACH) {
-        store(state, p.starts + segment * SIZE);
-        if (threadIdx.x == 0) p.totals[segment] = total;
+        store(state, p.starts + at.id * SIZE);
+        if (threadIdx.x == 0) p.totals[at.id] = total;
     } else if (REVERSE && p.dinitial && is_last) {
-        store(state, p.dinitial + head);
+        store(state, p.dinitial + at.state(p));
     }
 }

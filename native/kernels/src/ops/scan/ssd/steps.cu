@@ -7,15 +7,15 @@ constexpr float MOST_DECAY = -160.0f;
 
 extern "C" __global__ void ssd_steps(Params p) {
     i64 id = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (id >= (i64)p.batch * p.chunks * p.heads) return;
-    int head = id % p.heads, lane = threadIdx.x % 32;
-    i64 chunk = id / p.heads % p.chunks, batch = id / p.heads / p.chunks;
+    if (id >= (i64)p.all_chunks * p.heads) return;
+    int head = id % p.heads, chunk = id / p.heads, lane = threadIdx.x % 32;
+    Sequence of = sequence_of(p, chunk);
     float rate = p.a[head] * (float)LOG2_E, bias = HAS_BIAS ? p.dt_bias[head] : 0.0f, before = 0;
 #pragma unroll
     for (int first = 0; first < CHUNK; first += 32) {
-        i64 t = chunk * CHUNK + first + lane;
+        int t = (chunk - of.chunk) * CHUNK + first + lane;
         float delta = 0;
-        if (t < p.length) delta = step_size(widen(p.dt[(batch * p.length + t) * p.heads + head]), bias, p.lo, p.hi);
+        if (t < of.length) delta = step_size(widen(p.dt[(i64)(of.first + t) * p.heads + head]), bias, p.lo, p.hi);
         float decay = delta * rate;
         decay = decay < MOST_DECAY ? MOST_DECAY : decay;
 #pragma unroll
@@ -25,7 +25,7 @@ extern "C" __global__ void ssd_steps(Params p) {
         }
         decay += before;
         before = __shfl_sync(0xffffffff, decay, 31);
-        i64 at = ((batch * p.heads + head) * p.chunks + chunk) * CHUNK + first + lane;
+        i64 at = id * CHUNK + first + lane;
         p.delta[at] = delta;
         p.decay[at] = decay;
     }

@@ -30,7 +30,9 @@ use crate::cuda::{Buffer, Lane, Source, launch_each};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::scan::matrix_state::{Form, Problem};
+use crate::ops::scan::sequences::Sequences;
 use crate::tensor::{DType, Spec};
+use std::ops::Range;
 
 const ROWS: Source<Params> =
     Source::new("matrix_state_rows", concat!(include_str!("../staged.cu"), include_str!("../rows.cu")));
@@ -44,8 +46,8 @@ const MOST_PARTS: usize = 4;
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     let mut call = Call::new(problem, inputs, outputs, lane)?;
-    if let Some(width) = Chunked::width(&call) {
-        return Chunked::new(call, width)?.backward();
+    if let Some(chunked) = Chunked::of(call, call.of_batch()) {
+        return chunked?.backward();
     }
     let rows = Rows::new(problem);
     let temporary = Temporary::new(&call, &rows)?;
@@ -58,6 +60,18 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     call.rows(&rows, 1)?;
     call.finish(true)?;
     call.gates()
+}
+
+/// Queues the gradient of a packed call, if it runs in chunks.
+pub fn backward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    let call = Call::new(problem, inputs, outputs, lane)?;
+    Chunked::of(call, Sequences::Packed(steps)).map_or(Ok(false), |chunked| chunked?.backward().map(|()| true))
 }
 
 impl Call<'_> {

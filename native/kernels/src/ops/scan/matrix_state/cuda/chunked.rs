@@ -17,6 +17,7 @@ mod gradient;
 use super::{CHUNK, Call, Form, Params, Problem};
 use crate::cuda::{Buffer, Source, grid_size};
 use crate::error::Result;
+use crate::ops::scan::sequences::{MOST_STEPS, Sequences};
 use crate::tensor::{DType, Spec};
 
 const INNER: Source<Params> =
@@ -26,7 +27,7 @@ const CHUNKED: Source<Params> =
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = include_str!("../../../../cuda/include/rows.cu");
-const OF_CHUNK: &str = include_str!("../chunk.cu");
+const OF_CHUNK: &str = concat!(include_str!("../../sequences.cu"), include_str!("../chunk.cu"));
 const TILES: &str = include_str!("../tiles.cu");
 
 /// Threads of a block of `inner.cu`, and of `chunked.cu`.
@@ -36,7 +37,7 @@ const THREADS: usize = 4 * CHUNK;
 const MOST_KEYS: usize = 128;
 /// Columns of a state that a block may have.
 const WIDTHS: [usize; 3] = [128, 64, 32];
-/// The fewest steps that are worth a chunk.
+/// The fewest steps of a call's longest sequence that are worth a chunk.
 const LEAST: usize = CHUNK / 4;
 /// Elements of an asynchronous copy, and its bytes.
 const UNIT: usize = 8;
@@ -47,15 +48,24 @@ const FACTORS: usize = 4 * CHUNK;
 /// A call that runs in chunks.
 pub struct Chunked<'a> {
     call: Call<'a>,
+    sequences: Sequences<'a>,
     width: usize,
     /// Temporary buffers that the parameters point to.
     temporary: Vec<Buffer>,
 }
 
 impl<'a> Chunked<'a> {
-    /// The call in chunks, where `width` is what [`Chunked::width`] says.
-    pub fn new(call: Call<'a>, width: usize) -> Result<Chunked<'a>> {
-        let mut chunked = Chunked { call, width, temporary: vec![] };
+    /// The call in chunks; `None` where the kernels do not support it.
+    pub fn of(call: Call<'a>, sequences: Sequences<'a>) -> Option<Result<Chunked<'a>>> {
+        Chunked::width(&call, &sequences).map(|width| Chunked::new(call, sequences, width))
+    }
+
+    fn new(call: Call<'a>, sequences: Sequences<'a>, width: usize) -> Result<Chunked<'a>> {
+        let table = sequences.table(usize::MAX, call.lane)?;
+        let mut chunked = Chunked { call, sequences, width, temporary: table.memory.into_iter().collect() };
+        chunked.call.params.sequences = table.sequences;
+        chunked.call.params.of_chunks = table.of_chunks;
+        chunked.call.params.all_chunks = sequences.chunks() as i32;
         let Problem { values, dtype, .. } = *chunked.call.problem;
         let square = Spec::new(dtype, &[chunked.chunks(), CHUNK, CHUNK])?;
         chunked.call.params.inverses = chunked.hold(square)?;
@@ -67,14 +77,15 @@ impl<'a> Chunked<'a> {
 
     /// The columns of a block, or `None` where the kernels do not support the call: the most that leave few
     /// multiprocessors without a block.
-    pub fn width(call: &Call) -> Option<usize> {
-        let Problem { batch, heads, keys, values, .. } = *call.problem;
+    fn width(call: &Call, sequences: &Sequences) -> Option<usize> {
+        let Problem { heads, keys, values, .. } = *call.problem;
+        let batch = sequences.batch();
         let facts = call.lane.device().facts();
         let used = |width| if call.params.dy == 0 { shared(keys, width) } else { gradient::shared(keys, width) };
         let fits = |width: &usize| used(*width) <= facts.shared as usize && *width < 2 * values.max(WIDTHS[2]);
         let busy = |width: &usize| 4 * batch * heads * values.div_ceil(*width) >= 3 * facts.multiprocessors as usize;
         let widths = || WIDTHS.into_iter().filter(fits);
-        widths().find(busy).or_else(|| widths().next_back()).filter(|_| supports(call))
+        widths().find(busy).or_else(|| widths().next_back()).filter(|_| supports(call, sequences))
     }
 
     /// Allocates a temporary buffer that lives as long as the call; returns its address.
@@ -93,7 +104,7 @@ impl<'a> Chunked<'a> {
 
     /// Chunks of all heads.
     fn chunks(&self) -> usize {
-        self.call.problem.batch * self.call.problem.heads * self.call.params.chunks as usize
+        self.sequences.chunks() * self.call.problem.heads
     }
 
     /// Queues the matrices and the factors of all chunks.
@@ -104,8 +115,7 @@ impl<'a> Chunked<'a> {
 
     /// Queues a pass of states through time.
     fn states(&self, source: &Source<Params>, options: &str, shared: usize) -> Result<()> {
-        let Problem { batch, heads, .. } = *self.call.problem;
-        let blocks = batch * heads * self.call.params.blocks as usize;
+        let blocks = self.sequences.count() * self.call.problem.heads * self.call.params.blocks as usize;
         self.launch(source, &format!("-DWIDTH={} {options}", self.width), THREADS, blocks, shared)
     }
 
@@ -120,8 +130,9 @@ impl<'a> Chunked<'a> {
     ) -> Result<()> {
         let Call { problem, lane, params } = &self.call;
         let options = format!(
-            "{} -DTILES=1 -DHALF={} -DKEYS={} -DTHREADS={threads} {options}",
+            "{} {} -DTILES=1 -DHALF={} -DKEYS={} -DTHREADS={threads} {options}",
             self.call.options(),
+            self.sequences.option(),
             u32::from(problem.dtype == DType::F16),
             padded(problem.keys),
         );
@@ -133,15 +144,16 @@ impl<'a> Chunked<'a> {
 }
 
 /// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
-fn supports(call: &Call) -> bool {
+fn supports(call: &Call, sequences: &Sequences) -> bool {
     let Problem { batch, length, heads, keys, values, dtype, form, .. } = *call.problem;
     let Params { q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial, .. } = call.params;
     let whole = |size: usize| size > 0 && size.is_multiple_of(UNIT);
-    let sizes = whole(keys) && keys <= MOST_KEYS && whole(values) && length >= LEAST && batch * heads > 0;
+    let sizes = whole(keys) && keys <= MOST_KEYS && whole(values) && sequences.count() * heads > 0;
+    let steps = sequences.longest() >= LEAST && batch * length < MOST_STEPS;
     let copied = [q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial];
     let aligned = copied.iter().all(|address| address.is_multiple_of(UNIT_BYTES));
     let kind = form == Form::Delta && dtype.size() == 2;
-    kind && sizes && aligned && call.lane.device().facts().capability >= (8, 0)
+    kind && sizes && steps && aligned && call.lane.device().facts().capability >= (8, 0)
 }
 
 /// Keys, rounded up to what the warps share evenly.

@@ -12,6 +12,7 @@ use super::super::{ClampGrad, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::sequences::{self, CHUNK, MOST_STEPS, Sequences};
 use crate::tensor::{DType, Spec};
 pub use forward::Chunks;
 pub use gradient::Gradient;
@@ -19,15 +20,18 @@ pub use gradient::Gradient;
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = concat!(include_str!("../../../../cuda/include/rows.cu"), include_str!("../copies.cu"));
+const PART: &str = concat!(include_str!("../../sequences.cu"), include_str!("../part.cu"));
 const SEGMENTS: &str = include_str!("../segments.cu");
 const STEP_SIZE: &str = include_str!("../../step_size.cu");
 
-const STEPS: Source<Params> = Source::new("ssd_steps", include_str!("../steps.cu")).after(&[STEP_SIZE]);
-const STATES: Source<Params> = Source::new("ssd_states", include_str!("../states.cu")).after(&[MMA, ROWS, SEGMENTS]);
-const CARRY: Source<Params> = Source::new("ssd_carry", include_str!("../carry.cu"));
+const STEPS: Source<Params> =
+    Source::new("ssd_steps", include_str!("../steps.cu")).after(&[STEP_SIZE, sequences::TEXT]);
+const STATES: Source<Params> =
+    Source::new("ssd_states", include_str!("../states.cu")).after(&[MMA, ROWS, PART, SEGMENTS]);
+const CARRY: Source<Params> = Source::new("ssd_carry", include_str!("../carry.cu")).after(&[PART]);
 
-/// Steps of a chunk, and rows of a head: a warp has 16 of either.
-const CHUNK: usize = 64;
+/// Rows of a head, as many as steps of a chunk: a warp has 16 of either.
+const WIDTH: usize = CHUNK;
 /// Threads of a block that has a head's state in its registers.
 const THREADS: usize = 2 * CHUNK;
 /// The most states of a row: a warp's accumulators must fit its registers.
@@ -62,25 +66,33 @@ params! {
         dc: u64 as "STORAGE*",
         dz: u64 as "STORAGE*",
         dinitial: u64 as "float*",
-        delta: u64 as "float*",  // by batch, head, chunk and step
+        delta: u64 as "float*",  // by chunk of all sequences, head and step
         decay: u64 as "float*",  // likewise: log2 of the decay from the chunk's start
-        starts: u64 as "float*", // states by batch, head and segment: at its end, then at its start
+        starts: u64 as "float*", // states by segment of all sequences and head: at its end, then at its start
         totals: u64 as "float*", // log2 of the decays of segments
-        before: u64 as "STORAGE*", // states before chunks, by batch, head and chunk
+        before: u64 as "STORAGE*", // states before chunks, by chunk and head
         after: u64 as "STORAGE*",  // likewise, cotangents of the states after chunks
-        part_a: u64 as "float*",   // parts of gradients by batch and chunk
+        part_a: u64 as "float*",   // parts of gradients by chunk
         part_d: u64 as "float*",
         part_bias: u64 as "float*",
-        part_b: u64 as "float*", // parts of gradients by part of a group
+        part_b: u64 as "float*", // parts of gradients by part of a group, from step first_part on
         part_c: u64 as "float*",
+        sequences: u64 as "const int*", // of a packed call: see sequences.rs
+        of_segments: u64 as "const int*",
+        of_chunks: u64 as "const int*",
         length: i64,
         batch: i32,
         heads: i32,
         groups: i32,
-        chunks: i32,
+        chunks: i32, // of a sequence of a batch
         segments: i32,
         each: i32, // chunks of a segment
-        parts: i32, // of a group
+        all_chunks: i32,
+        all_segments: i32,
+        first_part: i64,
+        part_steps: i64,
+        whole: i32, // chunks whose groups have one part
+        parts: i32, // of a group of the other chunks
         some_heads: i32, // heads of a part
         wide_skip: i32,
         lo: f32,
@@ -134,44 +146,35 @@ impl Params {
 /// A call that runs in chunks.
 struct Call<'a> {
     problem: &'a Problem,
+    sequences: Sequences<'a>,
     lane: &'a Lane,
     params: Params,
     /// Temporary buffers that the parameters point to.
     temporary: Vec<Buffer>,
 }
 
-/// How sequences are cut into chunks and segments.
-struct Cut {
-    chunks: usize,
-    segments: usize,
-    /// Chunks of a segment.
-    each: usize,
-}
-
-impl Cut {
-    /// Cuts sequences into as many segments as the device has room for at once, of at least [`LEAST`] chunks.
-    fn new(problem: &Problem, lane: &Lane) -> Cut {
-        let chunks = problem.length.div_ceil(CHUNK);
-        let blocks = BLOCKS * lane.device().facts().multiprocessors as usize;
-        let segments = (blocks / (problem.batch * problem.heads)).max(1);
-        let each = chunks.div_ceil(segments).max(LEAST);
-        Cut { chunks, segments: chunks.div_ceil(each), each }
-    }
+/// Chunks of a segment: sequences are cut into as many segments as the device has room for at once, of at least
+/// [`LEAST`] chunks.
+fn chunks_of_segment(problem: &Problem, sequences: &Sequences, lane: &Lane) -> usize {
+    let blocks = BLOCKS * lane.device().facts().multiprocessors as usize;
+    let segments = (blocks / (sequences.batch() * problem.heads)).max(1);
+    sequences.longest().div_ceil(CHUNK).div_ceil(segments).max(LEAST)
 }
 
 /// Whether the kernels support the type, the sizes and the device.
 fn fits(problem: &Problem, lane: &Lane) -> bool {
     let Problem { batch, length, heads, width, state, dtype, .. } = *problem;
-    let sizes = width == CHUNK && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
+    let sizes = width == WIDTH && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
     let facts = lane.device().facts();
     let device = facts.capability >= (8, 0) && states_shared(state, true) <= facts.shared as usize;
-    dtype.size() == 2 && sizes && device && batch * length * heads > 0
+    dtype.size() == 2 && sizes && device && batch * length * heads > 0 && batch * length < MOST_STEPS
 }
 
 impl<'a> Call<'a> {
     /// The call, or `None` where the kernels do not support it.
     fn new(
         problem: &'a Problem,
+        sequences: Sequences<'a>,
         inputs: &Named<&Buffer>,
         outputs: &Named<&Buffer>,
         lane: &'a Lane,
@@ -183,23 +186,43 @@ impl<'a> Call<'a> {
         if !params.is_aligned() {
             return Ok(None);
         }
-        let mut call = Call { problem, lane, params, temporary: vec![] };
-        call.cut(&Cut::new(problem, lane))?;
+        let mut call = Call { problem, sequences, lane, params, temporary: vec![] };
+        call.cut(chunks_of_segment(problem, &sequences, lane))?;
         Ok(Some(call))
     }
 
-    /// Allocates step sizes and decays, and states and decays of segments.
-    fn cut(&mut self, cut: &Cut) -> Result<()> {
-        let Problem { batch, heads, width, state, .. } = *self.problem;
-        let held = if cut.segments > 1 { batch * heads * cut.segments } else { 0 };
-        self.params.delta = self.numbers(&[batch * heads, cut.chunks * CHUNK])?;
-        self.params.decay = self.numbers(&[batch * heads, cut.chunks * CHUNK])?;
-        self.params.starts = self.numbers(&[held, width, state])?;
-        self.params.totals = self.numbers(&[batch * heads, cut.segments])?;
-        self.params.chunks = cut.chunks as i32;
-        self.params.segments = cut.segments as i32;
-        self.params.each = cut.each as i32;
+    /// Allocates step sizes and decays, and states and decays of segments of `each` chunks.
+    fn cut(&mut self, each: usize) -> Result<()> {
+        let Problem { length, heads, width, state, .. } = *self.problem;
+        let (chunks, segments) = (self.sequences.chunks(), self.sequences.segments(each));
+        let held = if segments > self.sequences.count() { segments * heads } else { 0 };
+        let table = self.sequences.table(each, self.lane)?;
+        self.params = Params {
+            delta: self.numbers(&[chunks * heads, CHUNK])?,
+            decay: self.numbers(&[chunks * heads, CHUNK])?,
+            starts: self.numbers(&[held, width, state])?,
+            totals: self.numbers(&[held])?,
+            sequences: table.sequences,
+            of_segments: table.of_segments,
+            of_chunks: table.of_chunks,
+            chunks: length.div_ceil(CHUNK) as i32,
+            segments: (segments / self.sequences.count()) as i32,
+            each: each as i32,
+            all_chunks: chunks as i32,
+            all_segments: segments as i32,
+            ..self.params
+        };
+        self.temporary.extend(table.memory);
         Ok(())
+    }
+
+    /// Chunks of all heads of all sequences, and segments likewise.
+    fn chunks(&self) -> usize {
+        self.params.all_chunks as usize * self.problem.heads
+    }
+
+    fn segments(&self) -> usize {
+        self.params.all_segments as usize * self.problem.heads
     }
 
     /// Allocates a temporary buffer of f32 with these dimensions; returns its address.
@@ -215,31 +238,24 @@ impl<'a> Call<'a> {
         Ok(address)
     }
 
-    /// Blocks of a pass that has a block for each segment.
-    fn blocks(&self) -> Result<u32> {
-        grid_size(self.problem.batch * self.problem.heads * self.params.segments as usize)
-    }
-
     /// Queues step sizes and decays.
     fn steps(&self) -> Result<()> {
-        let Problem { batch, heads, .. } = *self.problem;
         let kernel = self.lane.device().kernel(&STEPS, &self.options())?;
-        let count = 32 * batch * heads * self.params.chunks as usize;
         // SAFETY: the op's checks prove the sizes of its tensors; temporary buffers are allocated for these chunks.
-        unsafe { launch_each(self.lane, &kernel, count, &self.params) }
+        unsafe { launch_each(self.lane, &kernel, 32 * self.chunks(), &self.params) }
     }
 
-    /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where there are
-    /// several segments.
+    /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where some sequence
+    /// has several segments.
     fn starts(&self, reverse: bool) -> Result<()> {
-        let Problem { batch, heads, width, state, .. } = *self.problem;
-        if self.params.segments == 1 {
+        let Problem { width, state, .. } = *self.problem;
+        if self.params.all_segments as usize == self.sequences.count() {
             return Ok(());
         }
         self.states(reverse, false)?;
         let kernel = self.lane.device().kernel(&CARRY, &self.directed(reverse))?;
         // SAFETY: as above; `starts` and `totals` are allocated for these segments.
-        unsafe { launch_each(self.lane, &kernel, batch * heads * width * state, &self.params) }
+        unsafe { launch_each(self.lane, &kernel, self.segments() * width * state, &self.params) }
     }
 
     /// Queues a pass over states: with `each` it writes those before each chunk, else those at the ends of segments.
@@ -248,9 +264,10 @@ impl<'a> Call<'a> {
         let options = format!("{} -DTHREADS={THREADS} -DEACH={}", self.directed(reverse), u32::from(each));
         let kernel = self.lane.device().kernel(&STATES, &options)?;
         let shared = states_shared(self.problem.state, reverse && self.params.z != 0) as u32;
+        let blocks = grid_size(self.segments())?;
         // SAFETY: as above; with `each` the caller allocated the states of each chunk, and the kernel uses `shared`
         // bytes of shared memory.
-        unsafe { self.lane.launch_with(&kernel, [self.blocks()?, 1, 1], THREADS as u32, shared, &self.params) }
+        unsafe { self.lane.launch_with(&kernel, [blocks, 1, 1], THREADS as u32, shared, &self.params) }
     }
 
     fn directed(&self, reverse: bool) -> String {
@@ -262,9 +279,10 @@ impl<'a> Call<'a> {
         let there = |address: u64| u32::from(address != 0);
         let Problem { width, state, dtype, step_size, .. } = self.problem;
         format!(
-            "{} -DTILES=1 -DHALF={} -DCHUNK={CHUNK} -DWIDTH={width} -DSTATE={state} -DSIZE={} -DHAS_BIAS={} \
+            "{} {} -DTILES=1 -DHALF={} -DCHUNK={CHUNK} -DWIDTH={width} -DSTATE={state} -DSIZE={} -DHAS_BIAS={} \
              -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DSKIP={} -DGATE={}",
             types(*dtype),
+            self.sequences.option(),
             u32::from(*dtype == DType::F16),
             width * state,
             there(self.params.dt_bias),

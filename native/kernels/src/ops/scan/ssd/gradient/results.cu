@@ -55,10 +55,11 @@ __device__ __forceinline__ void write_out(STORAGE* to, const STORAGE* from, cons
     }
 }
 
-// Writes dB or dC of a warp's steps, or the block's partial sums where a group has several blocks.
+// Writes dB or dC of a warp's steps, or the block's partial sums where a group has several parts.
 __device__ __forceinline__ void write_states(STORAGE* to, float* part, const Others& sums, const Params& p,
                                              const Work& at) {
-    part += at.part * p.batch * p.length * p.groups * STATE;
+    bool whole = p.parts == 1 || at.chunk < p.whole;
+    part += (at.part * p.part_steps - p.first_part) * p.groups * STATE;
 #pragma unroll
     for (int n = 0; n < OWN_STATES / 8; n++) {
         int column = at.column * OWN_STATES + sum_column(n);
@@ -67,10 +68,10 @@ __device__ __forceinline__ void write_states(STORAGE* to, float* part, const Oth
         for (int half = 0; half < 2; half++) {
             int i = at.row + sum_row(0, half);
             if (i >= at.left) continue;
-            i64 id = (at.step(p, i) * p.groups + at.group) * STATE + column;
+            i64 id = (at.step(i) * p.groups + at.group) * STATE + column;
             float low = sums[0][n][2 * half], high = sums[0][n][2 * half + 1];
-            if (p.parts > 1) *(float2*)(part + id) = {low, high};
-            else *(unsigned*)(to + id) = pack(low, high);
+            if (whole) *(unsigned*)(to + id) = pack(low, high);
+            else *(float2*)(part + id) = {low, high};
         }
     }
 }

@@ -75,7 +75,7 @@ __device__ __forceinline__ void through_decays(float (&to)[2], const Parts& part
     for (int e = 0; e < 2; e++) to[e] += all + later[e] + earlier[e];
 }
 
-// The chunk's part of dD. `run` is the index of the batch, chunk and head.
+// The chunk's part of dD. `run` is the index of the chunk and the head.
 __device__ __forceinline__ void write_skip(const Parts& parts, const Params& p, i64 run) {
     float sum = 0;
 #pragma unroll
@@ -104,7 +104,7 @@ __device__ __forceinline__ void write_steps(const Parts& parts, const Stage& sta
         dbias += ddt;
     }
     da = warp_sum(da), dbias = warp_sum(dbias);
-    i64 run = ((i64)at.batch * p.chunks + at.chunk) * p.heads + head;
+    i64 run = at.of_head(p, head);
     if (threadIdx.x % 32 == 0) {
         p.part_a[run] = da;
         if (HAS_BIAS) p.part_bias[run] = dbias;

@@ -36,31 +36,31 @@ struct Shared {
     Parts parts;
 };
 
-// The work of a block, and the rows and columns of a warp.
+// The work of a block, and the rows and columns of a warp. The first p.whole chunks have a block for all heads of a group,
+// the others one for each part of them.
 struct Work {
-    int batch, chunk, group, part, first, last, left, row, column;
+    int start, chunk, group, part, first, last, left, row, column;
 
     __device__ __forceinline__ Work(const Params& p) {
-        int heads = p.heads / p.groups, id = blockIdx.x;
-        part = id % p.parts, id /= p.parts;
-        group = id % p.groups, id /= p.groups;
-        chunk = id % p.chunks, batch = id / p.chunks;
+        int heads = p.heads / p.groups, id = blockIdx.x, rest = id - p.whole * p.groups;
+        part = rest < 0 ? 0 : rest % p.parts;
+        if (rest >= 0) id = p.whole * p.groups + rest / p.parts;
+        group = id % p.groups, chunk = id / p.groups;
+        Sequence of = sequence_of(p, chunk);
+        int before = (chunk - of.chunk) * CHUNK;
+        start = of.first + before;
         first = group * heads + part * p.some_heads;
-        last = least(first + p.some_heads, (group + 1) * heads);
-        left = least(p.length - (i64)chunk * CHUNK, CHUNK);
+        last = least(first + (rest < 0 ? heads : p.some_heads), (group + 1) * heads);
+        left = least(of.length - before, CHUNK);
         row = threadIdx.x / 32 / SPLIT * 16, column = threadIdx.x / 32 % SPLIT;
     }
 
-    __device__ __forceinline__ static i64 least(i64 a, i64 b) { return a < b ? a : b; }
+    __device__ __forceinline__ static int least(int a, int b) { return a < b ? a : b; }
 
     // The index of a step of the chunk, of that step of a head, and of the chunk of a head.
-    __device__ __forceinline__ i64 step(const Params& p, int i) const {
-        return (i64)batch * p.length + chunk * CHUNK + i;
-    }
-    __device__ __forceinline__ i64 step(const Params& p, int i, int head) const { return step(p, i) * p.heads + head; }
-    __device__ __forceinline__ i64 of_head(const Params& p, int head) const {
-        return ((i64)batch * p.heads + head) * p.chunks + chunk;
-    }
+    __device__ __forceinline__ i64 step(int i) const { return start + i; }
+    __device__ __forceinline__ i64 step(const Params& p, int i, int head) const { return step(i) * p.heads + head; }
+    __device__ __forceinline__ i64 of_head(const Params& p, int head) const { return (i64)chunk * p.heads + head; }
 };
 
 __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Work& at, int head) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Work&
 }
 
 __device__ __forceinline__ void fetch_group(Shared& shared, const Params& p, const Work& at) {
-    i64 states = (at.step(p, 0) * p.groups + at.group) * STATE, stride = (i64)p.groups * STATE;
+    i64 states = (at.step(0) * p.groups + at.group) * STATE, stride = (i64)p.groups * STATE;
     copy_rows<STATE / 8, STATE_APART>(shared.b, p.b + states, stride, at.left);
     copy_rows<STATE / 8, STATE_APART>(shared.c, p.c + states, stride, at.left);
 }

@@ -8,12 +8,13 @@
 //!
 //! The factors of all four products are rounded to the storage type, and sums are in f32; the state stays in f32.
 
-use super::{CHUNK, Call, MMA, Params, Problem, ROWS, SEGMENTS, STEP_BYTES, THREADS, rows};
-use crate::cuda::{Buffer, Lane, Source};
+use super::{CHUNK, Call, MMA, PART, Params, Problem, ROWS, SEGMENTS, STEP_BYTES, Sequences, THREADS, rows};
+use crate::cuda::{Buffer, Lane, Source, grid_size};
 use crate::error::Result;
 use crate::op::Named;
 
-const CHUNKS: Source<Params> = Source::new("ssd_chunks", include_str!("../../chunks.cu")).after(&[MMA, ROWS, SEGMENTS]);
+const CHUNKS: Source<Params> =
+    Source::new("ssd_chunks", include_str!("../../chunks.cu")).after(&[MMA, ROWS, PART, SEGMENTS]);
 
 /// A call that the kernels support.
 pub struct Chunks<'a>(Call<'a>);
@@ -22,6 +23,7 @@ impl<'a> Chunks<'a> {
     /// The call, or `None` where the kernels do not support it.
     pub fn new(
         problem: &'a Problem,
+        sequences: Sequences<'a>,
         inputs: &Named<&Buffer>,
         outputs: &Named<&Buffer>,
         lane: &'a Lane,
@@ -29,7 +31,7 @@ impl<'a> Chunks<'a> {
         if shared(problem.state) > lane.device().facts().shared as usize {
             return Ok(None);
         }
-        Ok(Call::new(problem, inputs, outputs, lane)?.map(Chunks))
+        Ok(Call::new(problem, sequences, inputs, outputs, lane)?.map(Chunks))
     }
 
     /// Queues the op.
@@ -38,10 +40,10 @@ impl<'a> Chunks<'a> {
         call.steps()?;
         call.starts(false)?;
         let kernel = call.lane.device().kernel(&CHUNKS, &format!("{} -DTHREADS={THREADS}", call.options()))?;
-        let shared = shared(call.problem.state) as u32;
+        let (blocks, shared) = (grid_size(call.segments())?, shared(call.problem.state) as u32);
         // SAFETY: the op's checks prove the sizes of its tensors, the others are the call's; the kernel uses `shared`
         // bytes of shared memory.
-        unsafe { call.lane.launch_with(&kernel, [call.blocks()?, 1, 1], THREADS as u32, shared, &call.params) }
+        unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], THREADS as u32, shared, &call.params) }
     }
 }
 

@@ -28,16 +28,19 @@
 //! The factors of products, `S` and `G` among them, are rounded to the storage type, and sums are in f32. States and
 //! their cotangents are computed before, chunk by chunk in f32, by [`Call::states`].
 
-use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, optional_rows, rows};
+use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, Sequences, optional_rows, rows};
 use crate::cuda::{Buffer, Lane, Source, columns, grid_size};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::sequences;
 use crate::tensor::{DType, Described, Spec};
+use std::ops::Range;
 
 const TEXTS: &[&str] = &[
     include_str!("../../../slopes.cu"),
     MMA,
     ROWS,
+    sequences::TEXT,
     include_str!("../../gradient/work.cu"),
     include_str!("../../gradient/products.cu"),
     include_str!("../../gradient/results.cu"),
@@ -64,27 +67,34 @@ pub struct Gradient<'a> {
 struct Layout {
     /// Stages in shared memory, each with a head.
     stages: usize,
-    /// Parts of a group of heads, a block for each, and the heads of a part.
+    /// Chunks that have a block for all heads of a group.
+    whole: usize,
+    /// Parts of a group in the other chunks, a block for each, and the heads of a part.
     parts: usize,
     some_heads: usize,
 }
 
 impl Layout {
-    fn new(problem: &Problem, gated: bool, lane: &Lane) -> Option<Layout> {
+    fn new(problem: &Problem, sequences: &Sequences, gated: bool, lane: &Lane) -> Option<Layout> {
         let facts = lane.device().facts();
         let stages =
             [2, 1].into_iter().find(|&stages| shared(problem.state, gated, stages) <= facts.shared as usize)?;
-        let blocks = problem.batch * problem.groups * problem.length.div_ceil(CHUNK);
-        let some_heads = heads_of_part(blocks, problem.heads_per_group(), facts.multiprocessors as usize);
-        Some(Layout { stages, parts: problem.heads_per_group().div_ceil(some_heads), some_heads })
+        let (groups, heads) = (problem.groups, problem.heads_per_group());
+        let [whole, some_heads] = shares([sequences.chunks(), groups, heads], facts.multiprocessors as usize);
+        Some(Layout { stages, whole, parts: heads.div_ceil(some_heads), some_heads })
     }
 }
 
-/// The heads of a part, out of `heads` in a group, with which all blocks take the least time: `multiprocessors` of them
-/// run at once.
-fn heads_of_part(blocks: usize, heads: usize, multiprocessors: usize) -> usize {
-    let time = |some: usize| (blocks * heads.div_ceil(some)).div_ceil(multiprocessors) * (some + ENDS);
-    (1..=heads).rev().min_by_key(|&some| time(some)).unwrap_or(1)
+/// The chunks with a block for all heads of a group, and the heads of a part of the others, with which all blocks take the
+/// least time: `multiprocessors` of them run at once. Either all chunks are divided, or those past the last full wave.
+fn shares([chunks, groups, heads]: [usize; 3], multiprocessors: usize) -> [usize; 2] {
+    let waves = |blocks: usize, heads: usize| blocks.div_ceil(multiprocessors) * (heads + ENDS);
+    let time = |&[whole, some]: &[usize; 2]| {
+        waves(whole * groups, heads) + waves((chunks - whole) * groups * heads.div_ceil(some), some)
+    };
+    let full = (chunks * groups / multiprocessors * multiprocessors).checked_div(groups).unwrap_or(0);
+    let all = [0, full].into_iter().flat_map(|whole| (1..=heads).rev().map(move |some| [whole, some]));
+    all.min_by_key(time).unwrap_or([0, 1])
 }
 
 /// Partial sums of gradients, by block. Those of `B` and `C` exist where a group has several parts.
@@ -93,20 +103,25 @@ struct Parts {
     d: Option<Buffer>,
     dt_bias: Option<Buffer>,
     groups: Option<[Buffer; 2]>,
+    /// The steps of the latter.
+    steps: Range<usize>,
 }
 
 impl Parts {
     fn new(call: &Call, outputs: &Named<&Buffer>, layout: &Layout) -> Result<Parts> {
-        let Problem { batch, heads, .. } = *call.problem;
         let numbers = |rows: usize, of: usize| call.lane.temporary(Spec::new(DType::F32, &[rows, of])?);
-        let runs = batch * call.params.chunks as usize;
+        let runs = call.sequences.chunks();
         let by_run = |name| outputs.find(name).map(|of| numbers(runs, of.spec().shape.elements())).transpose();
-        let by_part = |name| numbers(layout.parts, outputs.get(name)?.spec().shape.elements());
+        let all = call.problem.batch * call.problem.length;
+        let steps = call.sequences.first_step(layout.whole)..all;
+        let by_part =
+            |name| numbers(layout.parts, outputs.get(name)?.spec().shape.elements() / all.max(1) * steps.len());
         Ok(Parts {
-            a: numbers(runs, heads)?,
+            a: numbers(runs, call.problem.heads)?,
             d: by_run("dD")?,
             dt_bias: by_run("ddt_bias")?,
-            groups: if layout.parts > 1 { Some([by_part("dB")?, by_part("dC")?]) } else { None },
+            groups: if layout.parts > 1 && !steps.is_empty() { Some([by_part("dB")?, by_part("dC")?]) } else { None },
+            steps,
         })
     }
 }
@@ -115,12 +130,14 @@ impl<'a> Gradient<'a> {
     /// The call, or `None` where the kernels do not support it.
     pub fn new(
         problem: &'a Problem,
+        sequences: Sequences<'a>,
         inputs: &Named<&Buffer>,
         outputs: &'a Named<&'a Buffer>,
         lane: &'a Lane,
     ) -> Result<Option<Gradient<'a>>> {
-        let Some(layout) = Layout::new(problem, inputs.find("z").is_some(), lane) else { return Ok(None) };
-        let Some(mut call) = Call::new(problem, inputs, outputs, lane)? else { return Ok(None) };
+        let gated = inputs.find("z").is_some();
+        let Some(layout) = Layout::new(problem, &sequences, gated, lane) else { return Ok(None) };
+        let Some(mut call) = Call::new(problem, sequences, inputs, outputs, lane)? else { return Ok(None) };
         let parts = Parts::new(&call, outputs, &layout)?;
         hold(&mut call, &layout, &parts)?;
         Ok(Some(Gradient { call, outputs, layout, parts }))
@@ -139,12 +156,12 @@ impl<'a> Gradient<'a> {
     }
 
     fn launch(&self) -> Result<()> {
-        let (call, Layout { stages, parts, .. }) = (&self.call, self.layout);
-        let Problem { batch, groups, state, .. } = *call.problem;
+        let (call, Layout { stages, whole, parts, .. }) = (&self.call, self.layout);
+        let Problem { groups, state, .. } = *call.problem;
         let threads = 32 * WARPS;
         let options = format!("{} -DTHREADS={threads} -DSPLIT={SPLIT} -DSTAGES={stages}", call.options());
         let kernel = call.lane.device().kernel(&GRADIENT, &options)?;
-        let blocks = grid_size(batch * groups * call.params.chunks as usize * parts)?;
+        let blocks = grid_size((whole + (call.sequences.chunks() - whole) * parts) * groups)?;
         let shared = shared(state, call.params.z != 0, stages) as u32;
         // SAFETY: the op's checks prove the sizes of its tensors, the others are allocated for these chunks and parts;
         // the kernel uses `shared` bytes of shared memory.
@@ -154,19 +171,23 @@ impl<'a> Gradient<'a> {
     /// Queues the kernels that add up the partial sums.
     fn sum(&self) -> Result<()> {
         let (call, parts) = (&self.call, &self.parts);
-        let runs = call.problem.batch * call.params.chunks as usize;
+        let runs = call.sequences.chunks();
         let sum = |part: &Buffer, rows, name| columns(part, rows, self.outputs.get(name)?, call.lane);
         sum(&parts.a, runs, "dA")?;
         parts.d.iter().try_for_each(|part| sum(part, runs, "dD"))?;
         parts.dt_bias.iter().try_for_each(|part| sum(part, runs, "ddt_bias"))?;
-        parts.groups.iter().flatten().zip(["dB", "dC"]).try_for_each(|(part, name)| sum(part, self.layout.parts, name))
+        let Problem { batch, length, groups, state, .. } = *call.problem;
+        parts.groups.iter().flatten().zip(["dB", "dC"]).try_for_each(|(part, name)| {
+            let all = self.outputs.get(name)?.reshape(&[batch * length, groups, state])?;
+            columns(part, self.layout.parts, &all.rows(parts.steps.clone())?, call.lane)
+        })
     }
 }
 
 /// Allocates the states of each chunk and their cotangents, and sets the addresses of the partial sums.
 fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
-    let Problem { batch, heads, width, state, dtype, .. } = *call.problem;
-    let states = Spec::new(dtype, &[batch * heads, call.params.chunks as usize, width, state])?;
+    let Problem { width, state, dtype, .. } = *call.problem;
+    let states = Spec::new(dtype, &[call.chunks(), width, state])?;
     (call.params.before, call.params.after) = (call.hold(states)?, call.hold(states)?);
     let (lane, params) = (call.lane, &mut call.params);
     let address = |of: Option<&Buffer>| of.map_or(Ok(0), |buffer| lane.address(buffer));
@@ -175,7 +196,9 @@ fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
     params.part_bias = address(parts.dt_bias.as_ref())?;
     params.part_b = address(parts.groups.as_ref().map(|[b, _]| b))?;
     params.part_c = address(parts.groups.as_ref().map(|[_, c]| c))?;
-    (params.parts, params.some_heads) = (layout.parts as i32, layout.some_heads as i32);
+    (params.whole, params.parts, params.some_heads) =
+        (layout.whole as i32, layout.parts as i32, layout.some_heads as i32);
+    (params.first_part, params.part_steps) = (parts.steps.start as i64, parts.steps.len() as i64);
     Ok(())
 }
 
@@ -191,15 +214,17 @@ fn shared(state: usize, gated: bool, stages: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{heads_of_part, shared};
+    use super::{shared, shares};
 
     #[test]
     fn blocks_fill_the_device() {
         // Two waves of 132 blocks with all heads take less time than four with half of them.
-        assert_eq!(heads_of_part(256, 24, 132), 24);
-        assert_eq!(heads_of_part(1, 24, 132), 1);
-        assert_eq!(heads_of_part(66, 24, 132), 12);
-        assert_eq!(heads_of_part(1, 1, 132), 1);
+        assert_eq!(shares([256, 1, 24], 132), [0, 24]);
+        assert_eq!(shares([1, 1, 24], 132), [0, 1]);
+        assert_eq!(shares([66, 1, 24], 132), [0, 12]);
+        assert_eq!(shares([1, 1, 1], 132), [0, 1]);
+        // What is left after two waves is divided.
+        assert_eq!(shares([271, 1, 24], 132), [264, 2]);
     }
 
     #[test]
