@@ -34,6 +34,7 @@ KINDS = {
     "mm_rec_cuda": tables.raced("recurrence"),
     "mm_rec_gradient_cuda": tables.raced("recurrence"),
     "mm_rec_scans_": tables.raced(titles=tables.CUMPROD),
+    "packed_cuda": tables.packed,
     "quant_h200": tables.quant_products,
     "telemetry_": tables.telemetry,
     "training_step_": tables.training_step,

@@ -175,6 +175,19 @@ def telemetry(path):
     return [grid(["", "ns"], [[whats[what], str(times[what])] for what in whats]), machine(about)]
 
 
+def packed(path):
+    rows, about = rows_of(path)
+    body = []
+    for row in rows:
+        if "op" in row:
+            forms = [[row[form][op]["ms"] for op in (row["op"], row["op"] + "_backward")] for form in ("batch", "packed")]
+            ratios = row["packed_over_batch"]
+            forward, both = ([cell(of(form)) for form in forms] for of in (lambda ms: ms[0], sum))
+            body.append([f"`{row['op']}`", *forward, f"{ratios['forward']:.3g}", *both, f"{ratios['with_gradient']:.3g}"])
+    head = ["op", "forward, batch", "packed", "packed / batch", "with gradient, batch", "packed", "packed / batch"]
+    return [grid(head, body), machine(about)]
+
+
 def mamba_time(path):
     rows, _ = rows_of(path)
     types = distinct(rows, "dtype")

@@ -62,24 +62,27 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       assert Exception.message(error) =~ part
     end
 
-    test "a backbone gives the same numbers there and back" do
-      x = random(1, {2, 5, 6})
+    defp there_and_back(model, x, sizes) do
+      state = start(model, x)
+      mamba = Layer.to_mamba(model, state, backend: :cpu)
+      assert Map.take(mamba.config, Map.keys(sizes)) == sizes
+      same(model, state, mamba, x)
+      {back, state_back} = Layer.from_mamba(mamba, name: "m")
+      assert state_back.data == state.data
+      same(back, state_back, mamba, x)
+      assert Mamba.tensors(Layer.to_mamba(back, state_back)) == Mamba.tensors(mamba)
+    end
 
-      for options <- [[], [use_bias: true, conv_bias: false, epsilon: 0.1], [layers: 1]] do
-        model = features(options)
-        state = start(model, x)
-        mamba = Layer.to_mamba(model, state, backend: :cpu)
-        assert %{width: 6, inner: 18, state: 4, rank: 2, conv: 3, vocabulary: 0} = mamba.config
-        same(model, state, mamba, x)
-        {back, state_back} = Layer.from_mamba(mamba, name: "m")
-        assert state_back.data == state.data
-        same(back, state_back, mamba, x)
-        assert Mamba.tensors(Layer.to_mamba(back, state_back)) == Mamba.tensors(mamba)
-      end
+    test "a backbone gives the same numbers there and back" do
+      sizes = %{mixer: :mamba, width: 6, inner: 18, state: 4, rank: 2, conv: 3, vocabulary: 0}
+
+      for options <- [[], [use_bias: true, conv_bias: false, epsilon: 0.1], [layers: 1]],
+          do: there_and_back(features(options), random(1, {2, 5, 6}), sizes)
     end
 
     test "a backbone of Mamba-2 gives the same numbers there and back" do
-      x = random(1, {2, 5, 6})
+      input = Axon.input("x", shape: {nil, nil, 6})
+      of_all = %{mixer: :mamba2, width: 6, inner: 12, state: 4, conv: 3, vocabulary: 0}
 
       for {options, sizes} <- [
             {[head_size: 3], %{heads: 4, groups: 1, dt_limit: {0.0, :infinity}}},
@@ -87,17 +90,8 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
              %{heads: 6, groups: 3, dt_limit: {0.01, 0.5}}},
             {[head_size: 12, conv_bias: false, epsilon: 0.1, layers: 1], %{heads: 1, eps: 0.1}}
           ] do
-        input = Axon.input("x", shape: {nil, nil, 6})
         model = Layer.mamba2(input, [name: "m", state_size: 4, kernel_size: 3] ++ options)
-        state = start(model, x)
-        mamba = Layer.to_mamba(model, state, backend: :cpu)
-        assert %{mixer: :mamba2, width: 6, inner: 12, state: 4, conv: 3} = mamba.config
-        assert Map.take(mamba.config, Map.keys(sizes)) == sizes
-        same(model, state, mamba, x)
-        {back, state_back} = Layer.from_mamba(mamba, name: "m")
-        assert state_back.data == state.data
-        same(back, state_back, mamba, x)
-        assert Mamba.tensors(Layer.to_mamba(back, state_back)) == Mamba.tensors(mamba)
+        there_and_back(model, random(1, {2, 5, 6}), Map.merge(of_all, sizes))
       end
     end
 

@@ -108,7 +108,7 @@ impl Way {
             Form::PerStep { groups } if groups > 1 && !by_group => Reach::Direct,
             Form::PerStep { .. } => Reach::Tile,
         };
-        let together = if problem.length == 1 { 1 } else { plan.lanes };
+        let together = if problem.length <= 1 { 1 } else { plan.lanes };
         let tile = together * plan.owned;
         let chunk = problem.length.div_ceil(plan.chunks).next_multiple_of(tile).max(tile);
         Way {
