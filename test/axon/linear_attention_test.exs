@@ -3,6 +3,7 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
     use ExUnit.Case, async: true
 
     import Sidewinder.NxTest.Scans, only: [assert_close: 3, random: 5]
+    import Sidewinder.NxTest.Layers
     alias Axon.{MixedPrecision, ModelState}
     alias Sidewinder.Axon, as: Layer
 
@@ -148,45 +149,22 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
     end
 
     test "a layer learns" do
-      model =
-        Axon.input("x")
-        |> Layer.linear_attention(head_size: 4, decay: :key, normalize: true, name: "layer")
-        |> Axon.nx(& &1[[.., -1]])
-        |> Axon.dense(1)
-
-      {init, predict} = Axon.build(model)
-      x = random(3, {8, 6, 8}, -1.0, 1.0, {:f, 32})
-      target = Nx.mean(x[[.., 2]], axes: [1], keep_axes: true)
-      loss = &Nx.to_number(Nx.mean(Nx.pow(Nx.subtract(predict.(&1, x), target), 2)))
-      start = init.(x, ModelState.empty())
-
-      trained =
-        model
-        |> Axon.Loop.trainer(:mean_squared_error, Polaris.Optimizers.adam(learning_rate: 0.01),
-          log: 0
-        )
-        |> Axon.Loop.run([{x, target}], start, epochs: 40, compiler: Nx.Defn.Evaluator)
-
-      [before, later] = for state <- [start, trained], do: loss.(state)
-      assert later < before / 4
+      Axon.input("x")
+      |> Layer.linear_attention(head_size: 4, decay: :key, normalize: true, name: "layer")
+      |> Axon.nx(& &1[[.., -1]])
+      |> Axon.dense(1)
+      |> learns()
     end
 
     test "options that are not allowed raise" do
-      x = Axon.input("x")
+      refuses(:linear_attention, [
+        {[head_size: 0], "head_size: expected a positive integer, got 0"},
+        {[decay: :fast], "decay: expected :none or :retention or :head or :key, got :fast"},
+        {[keys: 3], "keys: expected an option out of name, meta, heads"}
+      ])
 
-      for {options, message} <- [
-            {[head_size: 0], "head_size: expected a positive integer, got 0"},
-            {[decay: :fast], "decay: expected :none or :retention or :head or :key, got :fast"},
-            {[keys: 3], "keys: expected an option out of name, meta, heads"}
-          ] do
-        error = assert_raise Sidewinder.Error, fn -> Layer.linear_attention(x, options) end
-        assert Exception.message(error) =~ "Sidewinder.Axon.linear_attention: " <> message
-      end
-
-      {init, _} = Axon.build(Layer.linear_attention(x, heads: 4, groups: 3))
-      make = fn -> init.(Nx.template({1, 2, 8}, :f32), ModelState.empty()) end
-      error = assert_raise Sidewinder.Error, make
-      assert Exception.message(error) =~ "groups: expected a divisor of 4, the heads, got 3"
+      Layer.linear_attention(Axon.input("x"), heads: 4, groups: 3)
+      |> refuses_to_start("groups: expected a divisor of 4, the heads, got 3")
     end
   end
 end
