@@ -193,8 +193,8 @@ defmodule Sidewinder.Axon do
   A model of Axon with the parameters of a `Sidewinder.Mamba`, to be trained on: `{model, state}`.
 
   Its layers are `mamba/2` or, of a Mamba-2, `mamba2/2`, and its input is `"tokens"` or, of a backbone, `"features"`. With
-  `name: "mamba"`, the default, layers are named as in `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is `linear/3`. A tied head starts as a copy of the
-  embedding, and training makes them differ.
+  `name: "mamba"`, the default, layers are named as in `mamba/2`, and `"mamba_embedding"` and `"mamba_head"`, which is
+  `linear/3`. A tied head starts as a copy of the embedding, and training makes them differ.
 
   Raises `Sidewinder.Error` of kind `:argument` for what layers of Axon cannot express: a FalconMamba, an inner width
   that is not a multiple of the width, or a bias in some layers only.
