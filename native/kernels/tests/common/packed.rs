@@ -80,27 +80,30 @@ pub fn every_op(visit: &impl Visit) {
     }
 }
 
-/// Visits the ops that take all sequences at once in 16-bit types, with packed inputs of such sizes: with and without
-/// the optional ones.
-pub fn every_op_in_chunks(visit: &impl Visit) {
-    let steps = OF_CHUNKS.iter().sum();
-    let optional = ["D", "z", "dt_bias", "g", "initial_state"];
-    let packed = |one: Named<Owned>, state: &[usize]| {
-        let states = noise(9, &[&[OF_CHUNKS.len()], state].concat(), -1.0, 1.0);
-        with(&with(&one, "initial_state", states), CU_SEQLENS, ends(&OF_CHUNKS))
-    };
-    for [heads, groups, state] in [[4, 2, 32], [2, 1, 128]] {
-        let all = packed(ssd::inputs([1, steps, heads, 64, groups, state]), &[heads, 64, state]);
-        visit.visit::<Ssd>(&ssd::options(), &all, &["A", "D", "dt_bias"]);
-        let options = ssd::Options { return_state: false, ..ssd::options() };
-        visit.visit::<Ssd>(&options, &without(&all, &optional), &["A"]);
-    }
-    for [groups, heads, keys, values] in [[2, 2, 64, 64], [1, 2, 128, 40]] {
-        let all = packed(gated_delta_rule::inputs([1, steps, groups, heads, keys, values]), &[heads, keys, values]);
-        let options = gated_delta_rule::Options { qk_l2norm: true, ..gated_delta_rule::options() };
-        visit.visit::<GatedDeltaRule>(&options, &all, &[]);
-        visit.visit::<GatedDeltaRule>(&gated_delta_rule::Options::default(), &without(&all, &optional), &[]);
-    }
+/// What an op may be called without.
+const OPTIONAL: [&str; 5] = ["D", "z", "dt_bias", "g", "initial_state"];
+
+/// Inputs of one sequence of all steps of [`OF_CHUNKS`], as packed ones with a state for each sequence.
+fn in_chunks(one: Named<Owned>, state: &[usize]) -> Named<Owned> {
+    let states = noise(9, &[&[OF_CHUNKS.len()], state].concat(), -1.0, 1.0);
+    with(&with(&one, "initial_state", states), CU_SEQLENS, ends(&OF_CHUNKS))
+}
+
+/// Visits `ssd`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
+pub fn ssd_in_chunks(visit: &impl Visit, [heads, groups, state]: [usize; 3]) {
+    let all = in_chunks(ssd::inputs([1, OF_CHUNKS.iter().sum(), heads, 64, groups, state]), &[heads, 64, state]);
+    visit.visit::<Ssd>(&ssd::options(), &all, &["A", "D", "dt_bias"]);
+    let options = ssd::Options { return_state: false, ..ssd::options() };
+    visit.visit::<Ssd>(&options, &without(&all, &OPTIONAL), &["A"]);
+}
+
+/// Visits `gated_delta_rule`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
+pub fn gated_delta_rule_in_chunks(visit: &impl Visit, [groups, heads, keys, values]: [usize; 4]) {
+    let one = gated_delta_rule::inputs([1, OF_CHUNKS.iter().sum(), groups, heads, keys, values]);
+    let all = in_chunks(one, &[heads, keys, values]);
+    let options = gated_delta_rule::Options { qk_l2norm: true, ..gated_delta_rule::options() };
+    visit.visit::<GatedDeltaRule>(&options, &all, &[]);
+    visit.visit::<GatedDeltaRule>(&gated_delta_rule::Options::default(), &without(&all, &OPTIONAL), &[]);
 }
 
 fn both<O: Differentiable>(

@@ -7,7 +7,8 @@ use crate::common::on_device::{agrees, agrees_by};
 use crate::common::packed::{self, OF_CHUNKS, Visit, WRONG, axis, five_steps};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::Kind;
-use sidewinder_kernels::op::{self, Backward, CU_SEQLENS, Call, Differentiable, Named, Op, Packed, specs};
+use sidewinder_kernels::op::{self, Backward, CU_SEQLENS, Differentiable, Named, Op, Packed, specs};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 
@@ -61,12 +62,12 @@ impl InChunks {
             let (problem, _) = op::check::<O>(&specs(&one), options).unwrap();
             let lane = self.0.lane().unwrap();
             let given = on_device(&lane, &inputs);
-            let call = Call::new::<Packed<O>>(specs(&inputs), options).unwrap();
+            let call = ops::call::<Packed<O>>(specs(&inputs), options).unwrap();
             let outputs = call.outputs().try_map(|spec| Buffer::new(&self.0, *spec)).unwrap();
             outputs.iter().for_each(|(_, output)| lane.poison(output).unwrap());
             let steps: Vec<_> =
                 OF_CHUNKS.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)..*end)).collect();
-            assert!(O::cuda_packed(&problem, &given.map(|b| b), &outputs.map(|b| b), &steps, &lane).unwrap());
+            assert!(O::cuda_packed(&problem, &given.as_ref(), &outputs.as_ref(), &steps, &lane).unwrap());
             let expected = common::run_cuda::<Packed<O>>(options, &inputs, &self.0).unwrap();
             for (name, output) in outputs.iter() {
                 let got = lane.downloaded(output).unwrap();
@@ -90,10 +91,25 @@ impl Visit for InChunks {
     }
 }
 
-#[test]
-fn packed_calls_in_chunks_agree_with_the_reference() {
-    let Some(device) = gpu() else { return };
-    packed::every_op_in_chunks(&InChunks(device));
+/// Each size is a test of its own, for all of them compile their kernels and have references of many steps.
+macro_rules! packed_calls_in_chunks_agree {
+    ($($name:ident: $visit:ident, $sizes:expr;)*) => {
+        mod packed_calls_in_chunks_agree {
+            use super::{InChunks, gpu, packed};
+            $(#[test]
+            fn $name() {
+                let Some(device) = gpu() else { return };
+                packed::$visit(&InChunks(device), $sizes);
+            })*
+        }
+    };
+}
+
+packed_calls_in_chunks_agree! {
+    ssd_with_32_states: ssd_in_chunks, [4, 2, 32];
+    ssd_with_128_states: ssd_in_chunks, [2, 1, 128];
+    gated_delta_rule_with_keys_of_64: gated_delta_rule_in_chunks, [2, 2, 64, 64];
+    gated_delta_rule_with_keys_of_128: gated_delta_rule_in_chunks, [1, 2, 128, 40];
 }
 
 #[test]
@@ -119,10 +135,10 @@ fn packed_calls_are_refused_while_a_graph_is_recorded() {
     let Some(device) = gpu() else { return };
     let lane = device.lane().unwrap();
     let inputs = common::with(&five_steps(&[0.0, 2.0, 5.0]), "initial_state", noise(1, &[2, 3], -1.0, 1.0));
-    let call = Call::new::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
+    let call = ops::call::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
     let given = on_device(&lane, &inputs);
     let outputs = call.outputs().try_map(|spec| Buffer::new(&device, *spec)).unwrap();
-    let queue = || call.cuda(&given.map(|b| b), &outputs.map(|b| b), &lane);
+    let queue = || call.cuda(&given.as_ref(), &outputs.as_ref(), &lane);
     queue().unwrap();
     let error = lane.record(queue).err().expect("an error");
     assert_eq!(error.kind, Kind::Unavailable);
@@ -130,6 +146,6 @@ fn packed_calls_are_refused_while_a_graph_is_recorded() {
     let h = lane.downloaded(outputs.get("h").unwrap()).unwrap();
     let expected = common::reference::<Packed<LinearScan>>(&Options::default(), &inputs);
     common::assert_close(&[("h", h)].into_iter().collect(), &expected, "after a refused recording");
-    let fits = device.fits_graph(|lane| call.cuda(&given.map(|b| b), &outputs.map(|b| b), &lane));
+    let fits = device.fits_graph(|lane| call.cuda(&given.as_ref(), &outputs.as_ref(), &lane));
     assert!(!fits.unwrap());
 }
