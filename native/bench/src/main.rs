@@ -3,7 +3,8 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use sidewinder_kernels::cpu::{Exec, Level, pool};
-use sidewinder_kernels::op::{self, Call, Named, Op};
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
 use sidewinder_kernels::ops::scan::selective_state_update::SelectiveStateUpdate;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
@@ -45,7 +46,7 @@ fn step_inputs(batch: usize, channels: usize, state: usize) -> Named<Owned> {
 /// Times an op into outputs that are allocated once.
 fn time<O: Op>(bencher: &mut criterion::Bencher, inputs: &Named<Owned>, exec: Exec) {
     let options = O::Options::default();
-    let call = Call::new::<O>(op::specs(inputs), &options).unwrap();
+    let call = ops::call::<O>(op::specs(inputs), &options).unwrap();
     let mut outputs = call.outputs().map(|spec| Owned::poisoned(*spec));
     let views = inputs.map(Owned::view);
     bencher.iter(|| {

@@ -81,7 +81,7 @@ impl Bench {
             return Ok(());
         }
         let given = self.some(&["q", "k", "v", "y", "lse", "dy"])?;
-        self.time::<AttentionBackward>(shape, causal, &given, &self.gradients.map(|b| b), 2.5 * self.operations)
+        self.time::<AttentionBackward>(shape, causal, &given, &self.gradients.as_ref(), 2.5 * self.operations)
     }
 
     fn time<O: Op<Options = Options>>(

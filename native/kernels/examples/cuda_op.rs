@@ -146,7 +146,7 @@ fn time(
     let call = configured(op::specs(&inputs))?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let bytes: usize = inputs.iter().chain(outputs.iter()).map(|(_, buffer)| buffer.spec().bytes()).sum();
-    let queue = || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane);
+    let queue = || call.cuda(&inputs.as_ref(), &outputs.as_ref(), &lane);
     let (ms, least_ms) = common::median_and_least(&lane, queue)?;
     let dims: Vec<_> = shapes.iter().map(|(_, dims)| dims).collect();
     let product = name.starts_with("matmul") || name == "linear";

@@ -13,6 +13,7 @@ use serde_json::json;
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::scan::selective_scan::backward::SelectiveScanBackward;
 use sidewinder_kernels::ops::scan::selective_scan::cuda::{BackwardPlan, Plan, backward_as, forward_as};
 use sidewinder_kernels::ops::scan::selective_scan::{Options, SelectiveScan};
@@ -237,7 +238,7 @@ impl<'a, O: Timed> Bench<'a, O> {
     fn host_ms(&self) -> Result<f64> {
         let mut results: Vec<_> =
             self.outputs.iter().map(|(name, t)| (name.clone(), Owned::poisoned(t.spec()))).collect();
-        let (views, call) = (self.host.map(Owned::view), op::Call::new::<O>(op::specs(&self.host), &self.options)?);
+        let (views, call) = (self.host.map(Owned::view), ops::call::<O>(op::specs(&self.host), &self.options)?);
         let mut times = Vec::new();
         for _ in 0..12 {
             let outputs = results.iter_mut().map(|(name, t)| (name.clone(), t.view_mut())).collect();

@@ -106,7 +106,7 @@ fn time(device: &Device, (name, options, shapes): &Case, lengths: &[usize]) -> R
             let configured = common::configured(op, options.clone()).expect("options of the op");
             let call = configured(op::specs(&inputs))?;
             let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
-            let queue = || call.cuda(&inputs.map(|b| b), &outputs.map(|b| b), &lane);
+            let queue = || call.cuda(&inputs.as_ref(), &outputs.as_ref(), &lane);
             let (ms, least_ms) = common::median_and_least(&lane, queue)?;
             all[form][op.about().name] = json!({"ms": ms, "least_ms": least_ms});
         }

@@ -131,8 +131,8 @@ impl OnDevice {
 
 impl Job for OnDevice {
     fn run(&mut self) -> Result<f64, Failure> {
-        let inputs: Vec<_> = self.inputs.iter().map(|inputs| inputs.map(|b| b)).collect();
-        let (results, mut copies) = (self.results.map(|b| b), inputs.iter().cycle());
+        let inputs: Vec<_> = self.inputs.iter().map(|inputs| inputs.as_ref()).collect();
+        let (results, mut copies) = (self.results.as_ref(), inputs.iter().cycle());
         Ok(common::milliseconds(&self.lane, 10, || {
             self.call.cuda(copies.next().expect("an endless one"), &results, &self.lane)
         })?)

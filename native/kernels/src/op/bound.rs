@@ -1,6 +1,6 @@
 //! The sizes of a call, and the outputs that follow from them.
 
-use super::{Named, Op, Options, Output, Sizes, When, about};
+use super::{About, Named, Op, Options, Output, Sizes, When, about};
 use crate::error::Result;
 use crate::tensor::{DType, Spec};
 
@@ -26,15 +26,19 @@ impl<'c, O: Op> Bound<'c, O> {
 
     /// The specs of the declared outputs.
     pub fn outputs(&self) -> Result<Named<Spec>> {
-        let asked = |output: &&Output| match output.when {
-            When::Always => true,
-            When::Asked(option) => self.options.flag(option),
-            When::Unless(option) => !self.options.flag(option),
-        };
-        let spec = |output: &Output| {
-            let dims = self.sizes.shape(&output.shape).unwrap_or_else(|| panic!("{}: {}", O::NAME, output.shape));
-            Ok((output.name, Spec::new(output.precision.dtype(self.storage), &dims)?))
-        };
-        O::OUTPUTS.iter().filter(asked).map(spec).collect()
+        outputs(about::<O>(), &self.sizes, self.storage, &|option| self.options.flag(option))
     }
+}
+
+fn outputs(op: &About, sizes: &Sizes, storage: DType, flag: &dyn Fn(&str) -> bool) -> Result<Named<Spec>> {
+    let asked = |output: &&Output| match output.when {
+        When::Always => true,
+        When::Asked(option) => flag(option),
+        When::Unless(option) => !flag(option),
+    };
+    let spec = |output: &Output| {
+        let dims = sizes.shape(&output.shape).unwrap_or_else(|| panic!("{}: {}", op.name, output.shape));
+        Ok((output.name, Spec::new(output.precision.dtype(storage), &dims)?))
+    };
+    op.outputs.iter().filter(asked).map(spec).collect()
 }

@@ -202,6 +202,9 @@ pub trait AnyOp: Send + Sync {
     /// Its options.
     fn options(&self) -> Vec<OptionInfo>;
 
+    /// A call with options of the op's own type; panics if they are of another.
+    fn call(&self, inputs: Named<Spec>, options: &dyn std::any::Any) -> Result<Call>;
+
     /// The op with these options; fails if a name is unknown or a value has the wrong type.
     fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error>;
 }
@@ -224,6 +227,10 @@ impl<O: Op> AnyOp for Any<O> {
 
     fn options(&self) -> Vec<OptionInfo> {
         describe::<O::Options>()
+    }
+
+    fn call(&self, inputs: Named<Spec>, options: &dyn std::any::Any) -> Result<Call> {
+        Call::new::<O>(inputs, options.downcast_ref().expect("options of this op"))
     }
 
     fn with(&self, options: &mut dyn Deserializer) -> std::result::Result<Configured, erased_serde::Error> {

@@ -19,8 +19,7 @@ pub trait Differentiable: Op {
     /// The gradients' specs: for each differentiable input that is given, its own spec, under its name with a `d`
     /// before it.
     fn gradients(inputs: &Named<Spec>) -> Named<Spec> {
-        let wanted = Self::INPUTS.iter().filter(|slot| slot.precision.is_differentiable());
-        wanted.filter_map(|slot| Some((slot.gradient(), *inputs.find(slot.name)?))).collect()
+        of_differentiable(Self::INPUTS, inputs)
     }
 
     /// Computes the gradients on the CPU; must write every element of every output.
@@ -56,6 +55,11 @@ pub trait Differentiable: Op {
     ) -> Result<bool> {
         Ok(false)
     }
+}
+
+fn of_differentiable(slots: &'static [Slot], inputs: &Named<Spec>) -> Named<Spec> {
+    let wanted = slots.iter().filter(|slot| slot.precision.is_differentiable());
+    wanted.filter_map(|slot| Some((slot.gradient(), *inputs.find(slot.name)?))).collect()
 }
 
 /// Checks that outputs and cotangents among the inputs have the shapes of the op's outputs.

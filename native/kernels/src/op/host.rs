@@ -15,7 +15,7 @@ pub fn run_host(call: &Call, inputs: &Named<View>, outputs: Named<ViewMut>, lane
     let given = inputs.iter().zip(sources.iter()).map(|((_, view), (_, to))| (view.bytes(), to));
     let copies: Vec<_> = given.chain(held.iter().map(|(view, to)| (view.bytes(), *to))).collect();
     lane.upload_all(&copies)?;
-    call.cuda(&sources.map(|b| b), &results.map(|b| b), lane)?;
+    call.cuda(&sources.as_ref(), &results.as_ref(), lane)?;
     let mut copies: Vec<_> =
         outputs.into_iter().zip(results.iter()).map(|((_, view), (_, from))| (from, view.bytes())).collect();
     lane.download_all(&mut copies)

@@ -77,6 +77,20 @@ impl<T> Named<T> {
 }
 
 impl<T> Named<T> {
+    /// References to all tensors.
+    pub fn as_ref(&self) -> Named<&T> {
+        self.map(|tensor| tensor)
+    }
+}
+
+impl<T: Clone> Named<&T> {
+    /// Copies of tensors that are referred to.
+    pub fn cloned(&self) -> Named<T> {
+        self.map(|&tensor| tensor.clone())
+    }
+}
+
+impl<T> Named<T> {
     /// Like [`Named::map`]; stops at the first error.
     pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
         self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()

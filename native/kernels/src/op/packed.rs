@@ -39,6 +39,11 @@ pub struct Packing<O: Op> {
     options: O::Options,
     /// The call, as if all were one sequence.
     whole: O::Problem,
+    layout: Layout,
+}
+
+/// What the tensors of a packed call have for each sequence.
+struct Layout {
     length: usize,
     inputs: Named<(Role, Spec)>,
     outputs: Named<Role>,
@@ -147,28 +152,37 @@ impl<O: Op> Packed<O> {
         slots
     };
 
-    /// The inputs with their roles, without `cu_seqlens`.
-    fn inputs(inputs: &Named<Spec>) -> Named<(Role, Spec)> {
-        let role =
-            |slot: &'static Slot| inputs.find(slot.name).map(|spec| (slot.name, (Role::of(&slot.shape, spec), *spec)));
-        O::INPUTS.iter().filter_map(role).collect()
+    /// The call as if all were one sequence.
+    fn whole<T>(call: &Bound<Self>, with: impl FnOnce(&Bound<O>) -> Result<T>) -> Result<T> {
+        let inputs = whole(O::INPUTS, call.inputs)?;
+        with(&Bound { inputs: &inputs, options: call.options, sizes: call.sizes, storage: call.storage })
     }
+}
 
-    /// The role of an output: that of its declared shape, or of the input that it is the gradient of.
-    fn role(name: &str, spec: &Spec) -> Role {
-        let declared = O::OUTPUTS.iter().find(|output| output.name == name).map(|output| &output.shape);
-        let gradient = || O::GRADIENTS_OF.iter().find(|slot| slot.gradient() == name).map(|slot| &slot.shape);
-        declared.or_else(gradient).map_or(Role::Shared, |shape| Role::of(shape, spec))
-    }
+/// The inputs with their roles, without `cu_seqlens`.
+fn roles(slots: &'static [Slot], inputs: &Named<Spec>) -> Named<(Role, Spec)> {
+    let role =
+        |slot: &'static Slot| inputs.find(slot.name).map(|spec| (slot.name, (Role::of(&slot.shape, spec), *spec)));
+    slots.iter().filter_map(role).collect()
+}
 
-    /// The inputs of the call as if all were one sequence.
-    fn whole(inputs: &Named<Spec>) -> Result<Named<Spec>> {
-        let Some(ends) = inputs.find(CU_SEQLENS) else { return Ok(inputs.clone()) };
-        let sequences = sequences(ends)?;
-        let one =
-            |(name, (role, spec)): (&Name, &(Role, Spec))| Ok((name.clone(), one(name, *role, *spec, sequences)?));
-        Self::inputs(inputs).iter().map(one).collect()
-    }
+/// The roles of outputs: those of their declared shapes, or of the inputs that they are the gradients of.
+fn roles_of_outputs(declared: &[Output], gradients_of: &'static [Slot], outputs: &Named<Spec>) -> Named<Role> {
+    let shape = |name: &str| {
+        let declared = declared.iter().find(|output| output.name == name).map(|output| &output.shape);
+        declared.or_else(|| gradients_of.iter().find(|slot| slot.gradient() == name).map(|slot| &slot.shape))
+    };
+    let role =
+        |(name, spec): (&Name, &Spec)| (name.clone(), shape(name).map_or(Role::Shared, |shape| Role::of(shape, spec)));
+    outputs.iter().map(role).collect()
+}
+
+/// The inputs of a call as if all were one sequence.
+fn whole(slots: &'static [Slot], inputs: &Named<Spec>) -> Result<Named<Spec>> {
+    let Some(ends) = inputs.find(CU_SEQLENS) else { return Ok(inputs.clone()) };
+    let sequences = sequences(ends)?;
+    let one = |(name, (role, spec)): (&Name, &(Role, Spec))| Ok((name.clone(), one(name, *role, *spec, sequences)?));
+    roles(slots, inputs).iter().map(one).collect()
 }
 
 /// The number of sequences.
@@ -231,24 +245,19 @@ impl<O: Op> Op for Packed<O> {
     type Problem = Problem<O>;
 
     fn sizes(inputs: &Named<Spec>) -> Result<Sizes> {
-        Sizes::bind(about::<O>(), &Self::whole(inputs)?)
+        Sizes::bind(about::<O>(), &whole(O::INPUTS, inputs)?)
     }
 
     fn check(call: &Bound<Self>) -> Result<Problem<O>> {
-        let inputs = Self::whole(call.inputs)?;
-        let bound = Bound { inputs: &inputs, options: call.options, sizes: call.sizes, storage: call.storage };
-        let whole = O::check(&bound)?;
-        if call.inputs.find(CU_SEQLENS).is_none() {
-            return Ok(Problem::Batch(whole));
-        }
-        let roles = O::outputs(&whole, &bound)?;
-        Ok(Problem::Packed(Box::new(Packing {
-            options: call.options.clone(),
-            whole,
-            length: call.sizes.of('L'),
-            inputs: Self::inputs(call.inputs),
-            outputs: roles.iter().map(|(name, spec)| (name.clone(), Self::role(name, spec))).collect(),
-        })))
+        Self::whole(call, |bound| {
+            let whole = O::check(bound)?;
+            if call.inputs.find(CU_SEQLENS).is_none() {
+                return Ok(Problem::Batch(whole));
+            }
+            let outputs = roles_of_outputs(O::OUTPUTS, O::GRADIENTS_OF, &O::outputs(&whole, bound)?);
+            let layout = Layout { length: call.sizes.of('L'), inputs: roles(O::INPUTS, call.inputs), outputs };
+            Ok(Problem::Packed(Box::new(Packing { options: call.options.clone(), whole, layout })))
+        })
     }
 
     fn work(problem: &Problem<O>, inputs: &Named<Spec>) -> u64 {
@@ -259,16 +268,12 @@ impl<O: Op> Op for Packed<O> {
     }
 
     fn outputs(problem: &Problem<O>, call: &Bound<Self>) -> Result<Named<Spec>> {
-        let inputs = Self::whole(call.inputs)?;
-        let bound = Bound { inputs: &inputs, options: call.options, sizes: call.sizes, storage: call.storage };
-        let (whole, packing) = match problem {
-            Problem::Batch(whole) => (whole, None),
-            Problem::Packed(packing) => (&packing.whole, Some(packing)),
-        };
-        let outputs = O::outputs(whole, &bound)?;
-        match (packing, call.inputs.find(CU_SEQLENS)) {
-            (Some(packing), Some(ends)) => packing.of_all(&outputs, sequences(ends)?),
-            _ => Ok(outputs),
+        match problem {
+            Problem::Batch(whole) => Self::whole(call, |bound| O::outputs(whole, bound)),
+            Problem::Packed(packing) => {
+                let outputs = Self::whole(call, |bound| O::outputs(&packing.whole, bound))?;
+                packing.layout.of_all(&outputs, sequences(call.inputs.get(CU_SEQLENS)?)?)
+            }
         }
     }
 
@@ -295,6 +300,31 @@ impl<O: Op> Op for Packed<O> {
 }
 
 impl<O: Op> Packing<O> {
+    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        self.layout.cpu(inputs, outputs, &|given, written| run_cpu::<O>(&self.options, given, written, exec))
+    }
+
+    fn reference(&self, inputs: &Named<ArrayD<f64>>, outputs: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+        self.layout.reference(inputs, outputs, &|specs, given| {
+            let (problem, wanted) = super::part::<O>(specs, &self.options)?;
+            O::reference(&problem, given, &wanted)
+        })
+    }
+
+    /// Waits until `cu_seqlens` is there, to read it.
+    fn cuda(&self, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+        let ends = lane.read(inputs.get(CU_SEQLENS)?)?;
+        let all = steps(ends.view().slice()?, self.layout.length)?;
+        if O::cuda_packed(&self.whole, inputs, outputs, &all, lane)? {
+            return Ok(());
+        }
+        self.layout.cuda_each(inputs, outputs, &all, lane, &|given, written| {
+            run_cuda::<O>(&self.options, given, written, lane)
+        })
+    }
+}
+
+impl Layout {
     /// The specs of the outputs, from those of one sequence.
     fn of_all(&self, outputs: &Named<Spec>, sequences: usize) -> Result<Named<Spec>> {
         let all = |(name, spec): (&Name, &Spec)| match self.outputs.find(name) {
@@ -324,7 +354,13 @@ impl<O: Op> Packing<O> {
         shared.map(|(name, tensor)| Ok((name.clone(), make(tensor)?))).collect()
     }
 
-    fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+    /// Calls `run` for each sequence with its inputs and outputs.
+    fn cpu(
+        &self,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        run: &dyn Fn(&Named<View>, Named<ViewMut>) -> Result<()>,
+    ) -> Result<()> {
         let all = steps(inputs.get(CU_SEQLENS)?.slice()?, self.length)?;
         let mut terms = self.sums(&outputs, |output| Owned::try_poisoned(output.spec()))?;
         let mut sums = self.sums(&outputs, |output| Ok(ArrayD::zeros(&output.spec().shape[..])))?;
@@ -335,7 +371,7 @@ impl<O: Op> Packing<O> {
                 let role = self.outputs.get(name)?;
                 written.push(name.clone(), role.part(output.reborrow(), at, steps)?);
             }
-            run_cpu::<O>(&self.options, &given, written, exec)?;
+            run(&given, written)?;
             for (name, sum) in sums.iter_mut() {
                 *sum += &terms.get(name)?.view().to_f64();
             }
@@ -346,17 +382,21 @@ impl<O: Op> Packing<O> {
         })
     }
 
-    fn reference(&self, inputs: &Named<ArrayD<f64>>, outputs: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
+    /// Calls `run` for each sequence with the specs and values of its inputs.
+    fn reference(
+        &self,
+        inputs: &Named<ArrayD<f64>>,
+        outputs: &Named<Spec>,
+        run: &dyn Fn(&Named<Spec>, &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>,
+    ) -> Result<Named<ArrayD<f64>>> {
         let ends: Vec<i32> = inputs.get(CU_SEQLENS)?.iter().map(|&end| end as i32).collect();
         let mut results = outputs.map(|spec| ArrayD::zeros(&spec.shape[..]));
         for (at, steps) in steps(&ends, self.length)?.iter().enumerate() {
             let specs = self.inputs.try_map(|(role, spec)| role.part(*spec, at, steps))?;
-            let (problem, wanted) = super::part::<O>(&specs, &self.options)?;
             let part = |(name, (role, _)): (&Name, &(Role, Spec))| {
                 Ok((name.clone(), role.of_array(inputs.get(name)?, at, steps).to_owned()))
             };
-            let given = self.inputs.iter().map(part).collect::<Result<_>>()?;
-            let of_one = O::reference(&problem, &given, &wanted)?;
+            let of_one = run(&specs, &self.inputs.iter().map(part).collect::<Result<_>>()?)?;
             for (name, result) in results.iter_mut() {
                 let mut to = self.outputs.get(name)?.of_array_mut(result, at, steps);
                 to += of_one.get(name)?;
@@ -365,23 +405,14 @@ impl<O: Op> Packing<O> {
         Ok(results)
     }
 
-    /// Waits until `cu_seqlens` is there, to read it.
-    fn cuda(&self, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-        let ends = lane.read(inputs.get(CU_SEQLENS)?)?;
-        let all = steps(ends.view().slice()?, self.length)?;
-        match O::cuda_packed(&self.whole, inputs, outputs, &all, lane)? {
-            true => Ok(()),
-            false => self.cuda_each(inputs, outputs, &all, lane),
-        }
-    }
-
-    /// Queues a call for each sequence.
+    /// Calls `run`, which queues a call, for each sequence with its inputs and outputs.
     fn cuda_each(
         &self,
         inputs: &Named<&Buffer>,
         outputs: &Named<&Buffer>,
         all: &[Range<usize>],
         lane: &Lane,
+        run: &dyn Fn(&Named<&Buffer>, &Named<&Buffer>) -> Result<()>,
     ) -> Result<()> {
         let terms = self.sums(outputs, |output| {
             let spec = output.spec();
@@ -397,7 +428,7 @@ impl<O: Op> Packing<O> {
                 Ok((name.clone(), part))
             });
             let written: Named<Buffer> = written.collect::<Result<_>>()?;
-            run_cuda::<O>(&self.options, &given.map(|b| b), &written.map(|b| b), lane)?;
+            run(&given.as_ref(), &written.as_ref())?;
         }
         terms.iter().try_for_each(|(name, terms)| match all.len() {
             0 => lane.fill(outputs.get(name)?, 0),

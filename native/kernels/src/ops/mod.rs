@@ -11,7 +11,8 @@ pub mod products;
 pub mod scan;
 
 use crate::error::{Error, Kind, Result};
-use crate::op::{Any, AnyOp, Packed};
+use crate::op::{Any, AnyOp, Call, Named, Op, Packed};
+use crate::tensor::Spec;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -114,6 +115,11 @@ list![
     crate::ops::products::ternary::sums::ColumnSumsTernary,
     crate::ops::products::ternary::sums::VerifySumsTernary,
 ];
+
+/// A checked call of a listed op by the code of this crate, where [`Call::new`] compiles the op in the caller's too.
+pub fn call<O: Op>(inputs: Named<Spec>, options: &O::Options) -> Result<Call> {
+    find(O::NAME)?.call(inputs, options)
+}
 
 /// The op of that name, or an error if there is none.
 pub fn find(name: &str) -> Result<&'static dyn AnyOp> {

@@ -224,7 +224,7 @@ impl Place for Cuda<'_> {
     }
 
     fn call<O: Op>(&self, options: &O::Options, inputs: Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {
-        op::run_cuda::<O>(options, &inputs.map(|b| b), &outputs.map(|b| b), self.0)
+        op::run_cuda::<O>(options, &inputs.as_ref(), &outputs.as_ref(), self.0)
     }
     fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(&Self, T) -> Result<()> + Sync) -> Result<()> {
         items.into_iter().try_for_each(|item| work(self, item))
@@ -262,7 +262,7 @@ pub fn through_references(
     in_place: &[&str],
     inputs: &Named<ArrayD<f64>>,
     outputs: &Named<Spec>,
-    run: impl FnOnce(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
+    run: &dyn Fn(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
 ) -> Result<Named<ArrayD<f64>>> {
     let inputs = typed(slots, storage, inputs)?;
     let precise = |spec: &Spec| Spec { dtype: if spec.dtype.is_float() { storage } else { spec.dtype }, ..*spec };
@@ -288,13 +288,12 @@ macro_rules! by_steps {
             $cpu(problem, inputs, outputs, exec) { steps::$run(&$crate::place::Cpu(exec), problem, inputs, outputs) }
             $reference(problem, inputs, outputs) {
                 let (problem, storage) = (problem.$in_storage(), $crate::tensor::DType::$storage);
-                $crate::place::through_references($slots, storage, $in_place, inputs, outputs, |place, inputs, outputs| {
+                $crate::place::through_references($slots, storage, $in_place, inputs, outputs, &|place, inputs, outputs| {
                     steps::$run(place, &problem, inputs, outputs)
                 })
             }
             $cuda(problem, inputs, outputs, lane) {
-                let (inputs, outputs) = (inputs.map(|&b| b.clone()), outputs.map(|&b| b.clone()));
-                steps::$run(&$crate::place::Cuda(lane), problem, &inputs, outputs)
+                steps::$run(&$crate::place::Cuda(lane), problem, &inputs.cloned(), outputs.cloned())
             }
         }
     };

@@ -38,7 +38,7 @@ pub fn with(inputs: &Named<Owned>, name: &'static str, tensor: Owned) -> Named<O
 
 /// Runs an op on the CPU into poisoned outputs.
 pub fn run<O: Op>(options: &O::Options, inputs: &Named<Owned>, exec: &Exec) -> Result<Named<Owned>> {
-    run_call(&Call::new::<O>(op::specs(inputs), options)?, inputs, exec)
+    run_call(&ops::call::<O>(op::specs(inputs), options)?, inputs, exec)
 }
 
 /// Runs a call on the CPU into poisoned outputs.
@@ -53,7 +53,7 @@ pub fn run_cuda<O: Op>(options: &O::Options, inputs: &Named<Owned>, device: &Dev
 
 /// Like [`run_cuda`], on a lane.
 pub fn run_on<O: Op>(options: &O::Options, inputs: &Named<Owned>, lane: &Lane) -> Result<Named<Owned>> {
-    run_call_on(&Call::new::<O>(op::specs(inputs), options)?, inputs, lane)
+    run_call_on(&ops::call::<O>(op::specs(inputs), options)?, inputs, lane)
 }
 
 /// Runs a call on a lane, from host memory into poisoned outputs.
@@ -182,12 +182,14 @@ pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Ow
     // Bounds of clamps are rounded to the type of the arithmetic, so the call is checked in its own types.
     let (_, storage) = about.storage(&op::specs(inputs));
     let exact = Level::Reference.alone();
-    if storage == DType::F64 { run::<O>(options, inputs, exact) } else { in_f64::<O>(options, inputs) }.unwrap()
+    if storage == DType::F64 {
+        return run::<O>(options, inputs, exact).unwrap();
+    }
+    in_f64(&ops::call::<O>(op::specs(inputs), options).unwrap(), inputs).unwrap()
 }
 
 /// The reference's results in f64 of a call that is checked in its own types.
-fn in_f64<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Result<Named<Owned>> {
-    let call = Call::new::<O>(op::specs(inputs), options)?;
+fn in_f64(call: &Call, inputs: &Named<Owned>) -> Result<Named<Owned>> {
     let results = call.reference(&inputs.map(|t| t.view().to_f64()))?;
     call.outputs()
         .iter()

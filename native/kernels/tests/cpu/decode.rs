@@ -6,6 +6,7 @@ use crate::common::{cast, part, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::attention::decode::{self, Decode};
 use sidewinder_kernels::ops::attention::{self, Attention, Layout};
 use sidewinder_kernels::ops::layers::mha::{self, Mha};
@@ -18,7 +19,7 @@ fn in_place<O: Op>(options: &O::Options, inputs: &Named<Owned>, cache: &mut [Own
     let mut all = op::specs(inputs);
     all.push("keys", keys.spec());
     all.push("values", values.spec());
-    let mut y = Owned::poisoned(*op::Call::new::<O>(all, options)?.outputs().get("y")?);
+    let mut y = Owned::poisoned(*ops::call::<O>(all, options)?.outputs().get("y")?);
     let outputs = [("y", y.view_mut()), ("keys", keys.view_mut()), ("values", values.view_mut())];
     op::run_cpu::<O>(options, &inputs.map(Owned::view), outputs.into_iter().collect(), exec)?;
     Ok(y)

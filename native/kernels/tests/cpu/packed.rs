@@ -6,7 +6,8 @@ use crate::common::packed::{self, Visit, WRONG, axis, five_steps};
 use ndarray::ArrayD;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
-use sidewinder_kernels::op::{Backward, CU_SEQLENS, Call, Differentiable, Named, Op, Packed, about, specs};
+use sidewinder_kernels::op::{Backward, CU_SEQLENS, Differentiable, Named, Op, Packed, about, specs};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
@@ -85,7 +86,7 @@ fn wrong_ends_are_refused() {
         assert_eq!((error.kind, &*error.argument, &*error.op), (Kind::Argument, CU_SEQLENS, "linear_scan"));
         assert_eq!(&*error.expected, expected);
         let inputs = five_steps(ends);
-        let call = Call::new::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
+        let call = ops::call::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
         assert!(call.reference(&inputs.map(|tensor| tensor.view().to_f64())).is_err());
     }
     assert!(run(&five_steps(&[0.0, 2.0, 2.0, 5.0])).is_ok());
@@ -110,7 +111,7 @@ fn wrong_shapes_and_types_are_refused() {
 #[test]
 fn states_have_the_number_of_sequences() {
     let inputs = common::with(&five_steps(&[0.0, 5.0, 5.0]), "initial_state", check::noise(1, &[2, 3], 0.0, 1.0));
-    let call = Call::new::<Packed<LinearScan>>(specs(&inputs), &Options { return_state: true }).unwrap();
+    let call = ops::call::<Packed<LinearScan>>(specs(&inputs), &Options { return_state: true }).unwrap();
     assert_eq!(call.outputs().get("last_state").unwrap().shape[..], [2, 3]);
     let results = run(&inputs).unwrap();
     let last = common::part(results.get("last_state").unwrap(), 0, 1..2);

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::scan::selective_scan::backward::SelectiveScanBackward;
 use sidewinder_kernels::ops::scan::selective_scan::{ClampGrad, Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
@@ -61,7 +62,7 @@ fn differs_as_told(call: &Call) {
     let all = inputs(call);
     let wide: Named<ArrayD<f64>> = all.iter().map(|(name, t)| (name.clone(), t.view().to_f64())).collect();
     let specs = op::specs(&all.map(|t| t.cast(DType::F64)));
-    let backward = op::Call::new::<SelectiveScanBackward>(specs, &call.options).unwrap();
+    let backward = ops::call::<SelectiveScanBackward>(specs, &call.options).unwrap();
     let gradients = backward.reference(&wide).unwrap();
     for (name, gradient) in backward.outputs().iter().map(|(name, _)| (&name[1..], gradients.get(name).unwrap())) {
         let mut random = Random(call.seed ^ 77);
@@ -92,7 +93,7 @@ fn loss(call: &Call, inputs: &Named<ArrayD<f64>>) -> f64 {
         .map(|(name, t)| (name.clone(), t.clone()))
         .collect();
     let specs = forward.try_map(|t| Spec::new(DType::F64, t.shape())).unwrap();
-    let outputs = op::Call::new::<SelectiveScan>(specs, &call.options).unwrap().reference(&forward).unwrap();
+    let outputs = ops::call::<SelectiveScan>(specs, &call.options).unwrap().reference(&forward).unwrap();
     let part = |(cotangent, output)| inputs.find(cotangent).map_or(0.0, |c| (c * outputs.get(output).unwrap()).sum());
     [("dy", "y"), ("dlast_state", "last_state"), ("dstates", "states")].map(part).iter().sum()
 }

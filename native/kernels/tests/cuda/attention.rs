@@ -8,6 +8,7 @@ use crate::common::{bits, cast, gpu, part, worst};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::attention::decode::{self, Decode};
 use sidewinder_kernels::ops::attention::{Attention, AttentionBackward, Layout, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
@@ -110,7 +111,7 @@ impl Case {
 /// Runs an op on the device, into poisoned outputs.
 fn run<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let lane = device.lane().unwrap();
-    let call = op::Call::new::<O>(op::specs(inputs), options).unwrap();
+    let call = ops::call::<O>(op::specs(inputs), options).unwrap();
     let sources = inputs.map(|tensor| {
         let buffer = Buffer::new(device, tensor.spec()).unwrap();
         lane.upload(tensor.view().bytes(), &buffer).unwrap();
@@ -121,7 +122,7 @@ fn run<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> N
         lane.poison(&buffer).unwrap();
         buffer
     });
-    call.cuda(&sources.map(|b| b), &results.map(|b| b), &lane).unwrap();
+    call.cuda(&sources.as_ref(), &results.as_ref(), &lane).unwrap();
     results.map(|buffer| {
         let mut tensor = Owned::poisoned(buffer.spec());
         lane.download(buffer, tensor.view_mut().bytes()).unwrap();
@@ -357,7 +358,7 @@ fn decoding_equals_one_causal_pass() {
                 lane.poison(&y).unwrap();
                 let options = decode::Options { cached: range.start, layout, ..Default::default() };
                 let outputs = [("y", &y), ("keys", &keys), ("values", &values)].into_iter().collect();
-                op::run_cuda::<Decode>(&options, &sources.map(|b| b), &outputs, &lane).unwrap();
+                op::run_cuda::<Decode>(&options, &sources.as_ref(), &outputs, &lane).unwrap();
                 let mut got = Owned::poisoned(y.spec());
                 lane.download(&y, got.view_mut().bytes()).unwrap();
                 let expected = part(expected.get("y").unwrap(), axis, range.clone());
@@ -469,7 +470,7 @@ fn parts_of_buffers_agree_at_any_address() {
             lane.upload(tensor.view().bytes(), sources.get(name).unwrap()).unwrap();
         }
         let results = expected.map(moved);
-        op::run_cuda::<Attention>(&part.options, &sources.map(|b| b), &results.map(|b| b), &lane).unwrap();
+        op::run_cuda::<Attention>(&part.options, &sources.as_ref(), &results.as_ref(), &lane).unwrap();
         for (name, expected) in expected.iter() {
             let mut got = Owned::poisoned(expected.spec());
             lane.download(results.get(name).unwrap(), got.view_mut().bytes()).unwrap();

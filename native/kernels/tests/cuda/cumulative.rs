@@ -7,6 +7,7 @@ use crate::common::cumulative::{SIZES, column, inputs};
 use crate::common::{cast, gpu, part, reference, worst};
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::scan::cumulative::{
     CumSum, CumSumBackward, CumprodScan, CumprodScanBackward, ExpProductOptions, ExpProductScan,
     ExpProductScanBackward, LogCumSumExp, LogCumSumExpBackward, Options, ReverseCumSum, ReverseCumSumBackward,
@@ -215,7 +216,7 @@ fn many_launches_at_once_give_the_same_bits() {
         for _ in 0..4 {
             scope.spawn(|| {
                 let lane = device.lane().unwrap();
-                let call = op::Call::new::<CumprodScan>(op::specs(&inputs), &plain(false)).unwrap();
+                let call = ops::call::<CumprodScan>(op::specs(&inputs), &plain(false)).unwrap();
                 let given = inputs.try_map(|tensor| {
                     let buffer = Buffer::new(&device, tensor.spec())?;
                     lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
@@ -224,7 +225,7 @@ fn many_launches_at_once_give_the_same_bits() {
                 let results = call.outputs().try_map(|&spec| Buffer::new(&device, spec)).unwrap();
                 for _ in 0..50 {
                     results.iter().for_each(|(_, buffer)| lane.poison(buffer).unwrap());
-                    call.cuda(&given.map(|b| b), &results.map(|b| b), &lane).unwrap();
+                    call.cuda(&given.as_ref(), &results.as_ref(), &lane).unwrap();
                 }
                 let got: Vec<_> = results.iter().map(|(_, buffer)| lane.downloaded(buffer).unwrap()).collect();
                 let got: Vec<_> = got.iter().map(|tensor| tensor.view().bytes().to_vec()).collect();

@@ -6,7 +6,8 @@ use crate::common::check::{backward_inputs, noise};
 use crate::common::on_device::{agrees, both, named, off};
 use crate::common::{cast, gpu, reference, worst};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
-use sidewinder_kernels::op::{self, Call, Named, Op};
+use sidewinder_kernels::op::{self, Named, Op};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::activations::{self, Activation as Function, Activations, ActivationsBackward};
 use sidewinder_kernels::ops::attention::Layout;
 use sidewinder_kernels::ops::causal_conv1d::update::{self, CausalConv1dUpdate};
@@ -269,7 +270,7 @@ fn run_behind<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned
         lane.upload(tensor.view().bytes(), &buffer).unwrap();
         buffer
     });
-    let call = Call::new::<O>(op::specs(inputs), options).unwrap();
+    let call = ops::call::<O>(op::specs(inputs), options).unwrap();
     let outputs = call.outputs().map(|&spec| poisoned(spec));
     call.cuda(&given.map(|buffer| buffer), &outputs.map(|buffer| buffer), &lane).unwrap();
     outputs.map(|buffer| {

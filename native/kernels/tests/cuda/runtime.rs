@@ -8,6 +8,7 @@ use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{self, Buffer, Declared, Device, Source};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Named};
+use sidewinder_kernels::ops;
 use sidewinder_kernels::ops::activations::{self, Activation, Activations};
 use sidewinder_kernels::ops::products::matmul::{self, Matmul};
 use sidewinder_kernels::ops::scan::selective_scan::cuda::Plan;
@@ -124,7 +125,7 @@ fn a_trial_tells_what_graphs_of_others_hold() {
     let Some(device) = gpu() else { return };
     let spec = Spec::new(DType::F32, &[4, 64]).unwrap();
     let options = activations::Options { function: Some(Activation::Relu), ..Default::default() };
-    let call = op::Call::new::<Activations>(Named::from_iter([(op::Name::from("x"), spec)]), &options).unwrap();
+    let call = ops::call::<Activations>(Named::from_iter([(op::Name::from("x"), spec)]), &options).unwrap();
     let fits = device.fits_graph(|lane| {
         // SAFETY: no work is queued that reads or writes there.
         let [x, y] = [4096, 8192].map(|address| unsafe { lane.lent(spec, address) });

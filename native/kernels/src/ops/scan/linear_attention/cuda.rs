@@ -69,11 +69,11 @@ impl Columns for Cuda<'_> {
         inputs: &Named<Buffer>,
         outputs: Named<Buffer>,
     ) -> Result<()> {
-        recurrence(problem, &inputs.map(|b| b), &outputs.map(|b| b), self.0)
+        recurrence(problem, &inputs.as_ref(), &outputs.as_ref(), self.0)
     }
 
     fn gradient(&self, problem: &matrix_state::Problem, inputs: &Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {
-        matrix_state::cuda::backward(problem, &inputs.map(|b| b), &outputs.map(|b| b), self.0)
+        matrix_state::cuda::backward(problem, &inputs.as_ref(), &outputs.as_ref(), self.0)
     }
 
     fn append(&self, from: Option<&Buffer>, last: Option<&Buffer>, otherwise: f64, to: Buffer) -> Result<()> {

@@ -30,8 +30,8 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     let outputs = scan.shaped(outputs)?;
     run_cuda::<SelectiveScan>(
         &scan.options(outputs.find("last_state").is_some()),
-        &inputs.map(|b| b),
-        &outputs.map(|b| b),
+        &inputs.as_ref(),
+        &outputs.as_ref(),
         lane,
     )
 }
@@ -43,7 +43,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     let gradients = SelectiveScan::gradients(&inputs.map(|of| of.spec()));
     let gradients = gradients.try_map(|&spec| lane.temporary(spec))?;
     let options = scan.options(false);
-    run_cuda::<SelectiveScanBackward>(&options, &inputs.map(|b| b), &gradients.map(|b| b), lane)?;
+    run_cuda::<SelectiveScanBackward>(&options, &inputs.as_ref(), &gradients.as_ref(), lane)?;
     outputs.iter().try_for_each(|(name, &to)| scan.fold(gradients.get(name)?, to))
 }
 
