@@ -261,36 +261,26 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
             i += 1;
         }
         let factor = V::constant(self.factor);
-        let mut at = Self::some::<V>(&from, to, factor, 0, S::to_alignment::<V>(to).min(to.len()));
-        if self.writing == Writing::Past {
-            while at + V::LANES <= to.len() {
-                S::stream(Self::value::<V>(&from, factor, at, V::LANES), &mut to[at..at + V::LANES]);
-                at += V::LANES;
-            }
-            fence();
-        }
-        let ahead = self.writing == Writing::Ahead;
-        while at + V::LANES <= to.len() {
+        let (ahead, past) = (self.writing == Writing::Ahead, self.writing == Writing::Past);
+        let first = S::to_alignment::<V>(to).min(to.len());
+        each_vector!(first, to.len(), |at, end| {
             if ahead {
                 Self::ask::<V>(&from, to, at);
             }
-            S::store(Self::value::<V>(&from, factor, at, V::LANES), &mut to[at..at + V::LANES]);
-            at += V::LANES;
+            let value = Self::value::<V>(&from, factor, at, end - at);
+            if past && end == at + V::LANES {
+                S::stream(value, &mut to[at..end]);
+            } else {
+                S::store(value, &mut to[at..end]);
+            }
+        });
+        if past {
+            fence();
         }
-        Self::some::<V>(&from, to, factor, at, to.len());
     }
 }
 
 impl<S: Storage, F: Function<N>, const N: usize> Strip<'_, S, F, N> {
-    /// The elements from `at` to `end`, fewer than a vector. Returns `end`.
-    #[inline(always)]
-    fn some<V: Vector<Element = S::Wide>>(from: &[&[S]; N], to: &mut [S], factor: V, at: usize, end: usize) -> usize {
-        if at < end {
-            S::store(Self::value::<V>(from, factor, at, end - at), &mut to[at..end]);
-        }
-        end
-    }
-
     /// Prefetches what lies AHEAD bytes after element `at`, once per cache line.
     #[inline(always)]
     fn ask<V: Vector>(from: &[&[S]; N], to: &[S], at: usize) {

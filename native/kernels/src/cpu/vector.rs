@@ -191,23 +191,35 @@ pub fn transpose<V: Vector>(square: &mut [V; MAX_LANES]) {
 /// the first aligned vector. Then each call covers a whole vector, whose length is known at compile time, and the last
 /// call covers the rest.
 macro_rules! each_vector {
-    ($count:expr, |$at:ident, $end:ident| $body:block) => {
-        $crate::cpu::each_vector!(0, $count, |$at, $end| $body)
-    };
-    ($first:expr, $count:expr, |$at:ident, $end:ident| $body:block) => {{
-        let mut $at = $first;
-        if $at > 0 {
-            let ($at, $end) = (0, $at);
+    ($count:expr, |$at:ident, $end:ident| $body:block) => {{
+        let mut $at = 0;
+        $crate::cpu::each_vector!(@whole $at, $count, $end, $body);
+        if $at < $count {
+            let $end = $count;
             $body
         }
+    }};
+    (@whole $at:ident, $count:expr, $end:ident, $body:block) => {
         while $at + V::LANES <= $count {
             let $end = $at + V::LANES;
             $body
             $at = $end;
         }
-        if $at < $count {
-            let $end = $count;
-            $body
+    };
+    ($first:expr, $count:expr, |$at:ident, $end:ident| $body:block) => {{
+        let (mut $at, mut part) = (0, $first);
+        // A loop, so that there is one copy of the code for fewer elements than a vector.
+        loop {
+            if $at < part {
+                let $end = part;
+                $body
+                $at = $end;
+            }
+            $crate::cpu::each_vector!(@whole $at, $count, $end, $body);
+            if $at >= $count {
+                break;
+            }
+            part = $count;
         }
     }};
 }
