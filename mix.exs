@@ -182,6 +182,7 @@ defmodule Sidewinder.MixProject do
           ~r/^Sidewinder\.(Device|Compare|RandomInputs|Telemetry|Error)/,
         "For compilers": ~r/^Sidewinder\.(Block|CustomCall)/
       ],
+      assets: %{"assets" => "assets"},
       groups_for_docs: for({type, title} <- doc_types(), do: {title, &(&1[:type] == type)}),
       skip_undefined_reference_warnings_on: ~w(CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md),
       before_closing_body_tag: &formulas/1
@@ -193,8 +194,8 @@ defmodule Sidewinder.MixProject do
 
   defp extras do
     for(guide <- @guides, do: "guides/#{guide}.livemd") ++
-      ~w(guides/command_line.md guides/cheatsheet.cheatmd README.md bench/RESULTS.md CHANGELOG.md UPGRADE.md SECURITY.md ARCHITECTURE.md
-           CONTRIBUTING.md LICENSE)
+      ~w(guides/installation.md guides/command_line.md guides/cheatsheet.cheatmd README.md bench/RESULTS.md CHANGELOG.md
+           UPGRADE.md SECURITY.md ARCHITECTURE.md CONTRIBUTING.md LICENSE)
   end
 
   defp doc_types do

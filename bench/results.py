@@ -1,7 +1,7 @@
-"""Writes bench/RESULTS.md, and README.md's table of speed, from the files in bench/results.
+"""Writes bench/RESULTS.md, and README.md's table and picture of speed, from the files in bench/results.
 
-    python3 bench/results.py            writes both
-    python3 bench/results.py --check    exits with 1 if either differs from what would be written
+    python3 bench/results.py            writes all three
+    python3 bench/results.py --check    exits with 1 if one differs from what would be written
 
 bench/results/notes.md is the text of bench/RESULTS.md; a line {{FILE}} in it stands for the tables of that result file.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 
+import chart
 import tables
 from tables import cell, distinct, grid, median, rows_of, sized, times_faster
 
@@ -48,17 +49,32 @@ def shown(name):
     return "\n\n".join(KINDS[kind](RESULTS / name))
 
 
-def summary():
-    """README's table: a line for each program of two result files."""
-    body = []
+def compared():
+    """README's programs: the time, those of the peers, and a name, from two result files."""
     for name, ours in (("exla_cpu.json", "kernels"), ("xla_h200.json", "sidewinder")):
         rows, about = rows_of(RESULTS / name)
         place = "EXLA, CPU" if ours == "kernels" else f"JAX, {about['device']}"
-        for what in [what for what in distinct(rows, "what") if what.startswith(("selective_scan", "training"))]:
-            time = median(rows, what=what, way=ours)
-            peers = [row.get("median_ms") for row in rows if row["what"] == what and row["way"] not in (ours, "direct")]
-            body.append([f"{place}: {sized(what)}", cell(time), cell(min(filter(None, peers))), times_faster(time, peers)])
+        for what in distinct(rows, "what"):
+            if re.match(SHOWN[name], what):
+                peers = [row.get("median_ms") for row in rows if row["what"] == what and row["way"] not in (ours, "direct")]
+                yield f"{place}: {sized(what)}", median(rows, what=what, way=ours), peers
+
+
+# A short scan and a long one, and whole training steps.
+SHOWN = {
+    "exla_cpu.json": "selective_scan|training",
+    "xla_h200.json": "selective_scan 8 x 2048|training",
+}
+
+
+def summary():
+    body = [[name, cell(time), cell(min(filter(None, peers))), times_faster(time, peers)] for name, time, peers in compared()]
     return grid(["program", "Sidewinder", "best XLA program", "ratio"], body)
+
+
+def picture():
+    rows = [(name, min(filter(None, peers)) / time) for name, time, peers in compared()]
+    return chart.bars("Times faster than the best program of XLA alone", rows)
 
 
 def results():
@@ -76,7 +92,7 @@ def readme(text):
 
 def main(check):
     path = HERE.parent / "README.md"
-    written = {HERE / "RESULTS.md": results(), path: readme(path.read_text())}
+    written = {HERE / "RESULTS.md": results(), HERE.parent / "assets" / "speed.svg": picture(), path: readme(path.read_text())}
     stale = [path for path, text in written.items() if not path.exists() or path.read_text() != text]
     if check and stale:
         sys.exit("python3 bench/results.py would change " + ", ".join(map(str, stale)))
