@@ -262,18 +262,29 @@ impl<S: Storage, F: Function<N>, const N: usize> Work<S::Wide> for Strip<'_, S, 
         }
         let factor = V::constant(self.factor);
         let (ahead, past) = (self.writing == Writing::Ahead, self.writing == Writing::Past);
-        let first = S::to_alignment::<V>(to).min(to.len());
-        each_vector!(first, to.len(), |at, end| {
-            if ahead {
-                Self::ask::<V>(&from, to, at);
+        // A loop, so that there is one copy of the code for fewer elements than a vector.
+        let (mut at, mut part) = (0, S::to_alignment::<V>(to).min(to.len()));
+        loop {
+            if at < part {
+                S::store(Self::value::<V>(&from, factor, at, part - at), &mut to[at..part]);
+                at = part;
             }
-            let value = Self::value::<V>(&from, factor, at, end - at);
-            if past && end == at + V::LANES {
-                S::stream(value, &mut to[at..end]);
-            } else {
-                S::store(value, &mut to[at..end]);
+            while past && at + V::LANES <= to.len() {
+                S::stream(Self::value::<V>(&from, factor, at, V::LANES), &mut to[at..at + V::LANES]);
+                at += V::LANES;
             }
-        });
+            while at + V::LANES <= to.len() {
+                if ahead {
+                    Self::ask::<V>(&from, to, at);
+                }
+                S::store(Self::value::<V>(&from, factor, at, V::LANES), &mut to[at..at + V::LANES]);
+                at += V::LANES;
+            }
+            if at == to.len() {
+                break;
+            }
+            part = to.len();
+        }
         if past {
             fence();
         }

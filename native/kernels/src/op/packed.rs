@@ -324,6 +324,13 @@ impl<O: Op> Packing<O> {
     }
 }
 
+/// A call of one sequence with its inputs and outputs.
+type OnCpu<'r> = dyn Fn(&Named<View>, Named<ViewMut>) -> Result<()> + 'r;
+/// The results of one sequence by the specs and values of its inputs.
+type InReference<'r> = dyn Fn(&Named<Spec>, &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>> + 'r;
+/// Queues a call of one sequence with its inputs and outputs.
+type OnLane<'r> = dyn Fn(&Named<&Buffer>, &Named<&Buffer>) -> Result<()> + 'r;
+
 impl Layout {
     /// The specs of the outputs, from those of one sequence.
     fn of_all(&self, outputs: &Named<Spec>, sequences: usize) -> Result<Named<Spec>> {
@@ -354,13 +361,7 @@ impl Layout {
         shared.map(|(name, tensor)| Ok((name.clone(), make(tensor)?))).collect()
     }
 
-    /// Calls `run` for each sequence with its inputs and outputs.
-    fn cpu(
-        &self,
-        inputs: &Named<View>,
-        mut outputs: Named<ViewMut>,
-        run: &dyn Fn(&Named<View>, Named<ViewMut>) -> Result<()>,
-    ) -> Result<()> {
+    fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, run: &OnCpu) -> Result<()> {
         let all = steps(inputs.get(CU_SEQLENS)?.slice()?, self.length)?;
         let mut terms = self.sums(&outputs, |output| Owned::try_poisoned(output.spec()))?;
         let mut sums = self.sums(&outputs, |output| Ok(ArrayD::zeros(&output.spec().shape[..])))?;
@@ -382,12 +383,11 @@ impl Layout {
         })
     }
 
-    /// Calls `run` for each sequence with the specs and values of its inputs.
     fn reference(
         &self,
         inputs: &Named<ArrayD<f64>>,
         outputs: &Named<Spec>,
-        run: &dyn Fn(&Named<Spec>, &Named<ArrayD<f64>>) -> Result<Named<ArrayD<f64>>>,
+        run: &InReference,
     ) -> Result<Named<ArrayD<f64>>> {
         let ends: Vec<i32> = inputs.get(CU_SEQLENS)?.iter().map(|&end| end as i32).collect();
         let mut results = outputs.map(|spec| ArrayD::zeros(&spec.shape[..]));
@@ -405,14 +405,13 @@ impl Layout {
         Ok(results)
     }
 
-    /// Calls `run`, which queues a call, for each sequence with its inputs and outputs.
     fn cuda_each(
         &self,
         inputs: &Named<&Buffer>,
         outputs: &Named<&Buffer>,
         all: &[Range<usize>],
         lane: &Lane,
-        run: &dyn Fn(&Named<&Buffer>, &Named<&Buffer>) -> Result<()>,
+        run: &OnLane,
     ) -> Result<()> {
         let terms = self.sums(outputs, |output| {
             let spec = output.spec();

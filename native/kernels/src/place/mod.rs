@@ -254,6 +254,9 @@ pub fn typed(slots: &[Slot], storage: DType, inputs: &Named<ArrayD<f64>>) -> Res
     inputs.iter().map(typed).collect()
 }
 
+/// Steps of an op, from its inputs to its outputs.
+pub type OnReferences<'r> = dyn Fn(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()> + 'r;
+
 /// Runs steps by the references of their ops with `storage` as the storage type. The inputs are those of `slots`; those
 /// in `in_place` are copied to the outputs first.
 pub fn through_references(
@@ -262,7 +265,7 @@ pub fn through_references(
     in_place: &[&str],
     inputs: &Named<ArrayD<f64>>,
     outputs: &Named<Spec>,
-    run: &dyn Fn(&Cpu, &Named<View>, Named<ViewMut>) -> Result<()>,
+    run: &OnReferences,
 ) -> Result<Named<ArrayD<f64>>> {
     let inputs = typed(slots, storage, inputs)?;
     let precise = |spec: &Spec| Spec { dtype: if spec.dtype.is_float() { storage } else { spec.dtype }, ..*spec };
