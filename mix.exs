@@ -179,7 +179,7 @@ defmodule Sidewinder.MixProject do
         Kernels: ~r/^Sidewinder\.Kernel/,
         "Tensors and files": ~r/^Sidewinder\.(Tensor|Quantized|Safetensors|GGUF)$/,
         "Devices and measurements":
-          ~r/^Sidewinder\.(Device|Compare|RandomInputs|Telemetry|Error)/,
+          ~r/^Sidewinder\.(Device|Compare|RandomInputs|Telemetry|Progress|Cancellation|Error)/,
         "For compilers": ~r/^Sidewinder\.(Block|CustomCall)/
       ],
       groups_for_docs: for({type, title} <- doc_types(), do: {title, &(&1[:type] == type)}),
@@ -208,7 +208,8 @@ defmodule Sidewinder.MixProject do
       linear: "Products",
       cumulative: "Cumulative ops",
       mm_rec: "MM-Rec",
-      combinator: "Combinators"
+      combinator: "Combinators",
+      call: "Long calls"
     ]
   end
 
