@@ -179,7 +179,7 @@ defmodule Sidewinder.MixProject do
         Kernels: ~r/^Sidewinder\.Kernel/,
         "Tensors and files": ~r/^Sidewinder\.(Tensor|Quantized|Safetensors|GGUF)$/,
         "Devices and measurements":
-          ~r/^Sidewinder\.(Device|Compare|RandomInputs|Telemetry|Error)/,
+          ~r/^Sidewinder\.(Device|Compare|RandomInputs|Telemetry|Progress|Cancellation|Error)/,
         "For compilers": ~r/^Sidewinder\.(Block|CustomCall)/
       ],
       assets: %{"assets" => "assets"},
@@ -209,7 +209,8 @@ defmodule Sidewinder.MixProject do
       linear: "Products",
       cumulative: "Cumulative ops",
       mm_rec: "MM-Rec",
-      combinator: "Combinators"
+      combinator: "Combinators",
+      call: "Long calls"
     ]
   end
 

@@ -2,10 +2,11 @@ defmodule Sidewinder.CommandLine do
   @moduledoc false
   # What the Mix tasks share.
 
-  alias Sidewinder.{Device, Error, Kernel, Quantized}
+  alias Sidewinder.{Device, Error, Kernel, Progress, Quantized}
 
   # Erlang's error for a write to a pipe without a reader, and also to a full disk.
   @unwritten [:terminated, :epipe]
+  @erased "\r\e[K"
   @full [expected: "a file that can be written", got: "a failed write"]
 
   @doc """
@@ -52,6 +53,7 @@ defmodule Sidewinder.CommandLine do
   end
 
   defp fail(error) do
+    if IO.ANSI.enabled?(), do: IO.write(:stderr, @erased)
     Mix.shell().error(error |> Exception.message() |> String.replace(~r/\s*\n\s*/, " "))
     exit({:shutdown, 1})
   end
@@ -199,7 +201,7 @@ defmodule Sidewinder.CommandLine do
   defp tick(label, seconds) do
     receive do
       {:stop, from} ->
-        IO.write(:stderr, "\r\e[K")
+        IO.write(:stderr, @erased)
         send(from, :stopped)
     after
       1000 ->
@@ -212,6 +214,16 @@ defmodule Sidewinder.CommandLine do
     send(ticker, {:stop, self()})
     receive do: (:stopped -> :ok)
   end
+
+  @doc "The option by which, on a terminal, a call tells its progress in a line. It is gone when a stage is done."
+  def progress(label) do
+    if IO.ANSI.enabled?(),
+      do: [progress: &IO.write(:stderr, [@erased, line(label, &1)])],
+      else: []
+  end
+
+  defp line(_label, %{done: all, total: all}), do: ""
+  defp line(label, report), do: "#{label}: #{report.stage} #{Progress.percent(report)} %"
 
   @doc "The result of the work and the milliseconds it took."
   def timed(work) do

@@ -14,6 +14,7 @@ defmodule Sidewinder.Error do
     * `:cuda` - a call to the CUDA driver, to NVRTC or to cuBLASLt failed
     * `:memory` - memory could not be allocated
     * `:file` - a file is missing, damaged or cannot be written
+    * `:cancelled` - the call was ended before it was done: see `Sidewinder.Cancellation`
     * `:panic` - a bug in the native library, caught before it could do harm
 
   The other fields are texts, empty where they do not apply: the `op`, the `argument` that is
@@ -38,6 +39,7 @@ defmodule Sidewinder.Error do
           | :cuda
           | :memory
           | :file
+          | :cancelled
           | :panic
 
   @type t :: %__MODULE__{

@@ -20,7 +20,7 @@ defmodule Sidewinder.Mamba do
       y = ssd(x, dt, -exp(A_log), B, C, D, dt_bias)        with softplus, and bounds of the step size if it has any
       y = linear(gated_rms_norm(y, z), out_proj)           the gate first; each group is normed by itself
 
-  A whole sequence is run at once (`forward/2`), or by a session (`Sidewinder.Mamba.Session`), which takes a
+  A whole sequence is run at once (`forward/3`), or by a session (`Sidewinder.Mamba.Session`), which takes a
   prompt in and then advances by steps. The time and memory of a step do not depend on the length of the text.
 
   A model is loaded once, on the CPU or on a GPU, and shared by all processes and sessions that use it: it
@@ -29,7 +29,8 @@ defmodule Sidewinder.Mamba do
   In the shapes M is the width of the model, V the size of its vocabulary, B the batch and L the length.
   """
 
-  alias Sidewinder.{Device, Error, Kernel, Native, Options, Telemetry, Tensor, Tokenizer}
+  alias Sidewinder.{Device, Error, Kernel, Native, Options}
+  alias Sidewinder.{Progress, Telemetry, Tensor, Tokenizer}
   alias Sidewinder.Mamba.{Config, Random, Saving}
 
   @enforce_keys [:ref, :config, :type, :scheduler, :tokenizer]
@@ -74,7 +75,7 @@ defmodule Sidewinder.Mamba do
   @typedoc "Token numbers from 0 to V - 1."
   @type tokens :: [non_neg_integer]
 
-  @loading [:type, :backbone, :copy, :quantize, :tokenizer, :ends]
+  @loading [:type, :backbone, :copy, :quantize, :tokenizer, :ends, :progress, :cancel]
 
   @doc """
   Loads a checkpoint: a folder with `config.json` and safetensors files, in one or several parts, or one such
@@ -107,6 +108,7 @@ defmodule Sidewinder.Mamba do
       (`Sidewinder.Tokenizer.eos/1`). A value there that is no token is an error of `generate/3`.
     * `:backend` - `:cpu`, `{:cuda, ordinal}` or `:auto`: a GPU if there is one that can be used
     * `:level`, `:threads`, `:allow_tf32` - as in `Sidewinder.Kernel`
+    * `:progress`, `:cancel` - to follow and to end the call: see `Sidewinder.Progress`
 
   Raises `Sidewinder.Error`, of kind `:file` for a checkpoint that is missing, damaged or not that of a Mamba model:
   one error names all tensors that are missing, have a wrong shape, or do not belong there.
@@ -126,7 +128,9 @@ defmodule Sidewinder.Mamba do
     loading = loading(options)
 
     path
-    |> Telemetry.load(fn -> Native.mamba_load(path, loading, target) end)
+    |> Telemetry.load(fn ->
+      Progress.follow(options, &Native.mamba_load(path, loading, target, &1))
+    end)
     |> from_native(
       scheduler,
       Keyword.get_lazy(options, :tokenizer, fn -> beside(path) end),
@@ -157,8 +161,10 @@ defmodule Sidewinder.Mamba do
     like = like || %{tokenizer: nil, ends: nil, origin: nil}
     json = Config.json(config || %{})
 
-    json
-    |> Native.mamba_new(named(tensors), loading(options), target)
+    {named, loading} = {named(tensors), loading(options)}
+
+    options
+    |> Progress.follow(&Native.mamba_new(json, named, loading, target, &1))
     |> from_native(
       scheduler,
       options[:tokenizer] || like.tokenizer,
@@ -261,19 +267,26 @@ defmodule Sidewinder.Mamba do
 
     * `input` - a list of lists of tokens, all of one length, or features, `{B, L, M}`, on the host
 
+  Options are `:progress` and `:cancel`: see `Sidewinder.Progress`.
+
   Raises `Sidewinder.Error`, of kind `:argument` for invalid tokens.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> Sidewinder.Mamba.forward(model, [[1, 2, 3], [4, 5, 6]]).shape
       {2, 3, 11}
   """
-  @spec forward(t, [tokens] | Tensor.t()) :: Tensor.t()
-  def forward(%__MODULE__{ref: ref, scheduler: scheduler}, input) do
-    call = if scheduler == :cpu, do: &Native.mamba_forward_cpu/2, else: &Native.mamba_forward_io/2
-    Tensor.from_native(call.(ref, fed(input)))
+  @spec forward(t, [tokens] | Tensor.t(), [Progress.option()]) :: Tensor.t()
+  def forward(model, input, options \\ [])
+
+  def forward(%__MODULE__{ref: ref, scheduler: scheduler} = model, input, options) do
+    options = Options.known!(options, Progress.options())
+    call = if scheduler == :cpu, do: &Native.mamba_forward_cpu/3, else: &Native.mamba_forward_io/3
+    fed = fed(input)
+    work = fn -> Progress.follow(options, &call.(ref, fed, &1)) end
+    model |> Telemetry.model(:forward, fed, work) |> Tensor.from_native()
   end
 
-  def forward(other, _input), do: no_model(other)
+  def forward(other, _input, _options), do: no_model(other)
 
   @doc false
   def no_model(other), do: Options.wrong_argument!("model", "a Sidewinder.Mamba", other)
@@ -283,23 +296,32 @@ defmodule Sidewinder.Mamba do
   token but the first has after all before it, in nats. Divided by ln 2 it is bits a token, for a model of bytes bits
   a byte; e to its power is the perplexity.
 
+  Options are `:progress` and `:cancel`: see `Sidewinder.Progress`.
+
   Raises `Sidewinder.Error` of kind `:argument` for invalid tokens and for logits that are not finite.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 256, backend: :cpu)
       iex> abs(Sidewinder.Mamba.loss(model, "any text") - :math.log(256)) < 1
       true
   """
-  @spec loss(t, String.t() | tokens) :: float
-  def loss(%__MODULE__{tokenizer: %Tokenizer{} = tokenizer} = model, text) when is_binary(text),
-    do: loss(model, Tokenizer.encode(tokenizer, text))
+  @spec loss(t, String.t() | tokens, [Progress.option()]) :: float
+  def loss(model, text, options \\ [])
 
-  def loss(%__MODULE__{scheduler: scheduler, ref: ref}, tokens) when is_list(tokens) do
+  def loss(%__MODULE__{tokenizer: %Tokenizer{} = tokenizer} = model, text, options)
+      when is_binary(text),
+      do: loss(model, Tokenizer.encode(tokenizer, text), options)
+
+  def loss(%__MODULE__{scheduler: scheduler, ref: ref} = model, tokens, options)
+      when is_list(tokens) do
+    options = Options.known!(options, Progress.options())
+    fed = fed_rows(tokens)
     session = Error.unwrap!(Native.mamba_session(ref))
-    call = if scheduler == :cpu, do: &Native.mamba_loss_cpu/2, else: &Native.mamba_loss_io/2
-    Error.unwrap!(call.(session, fed_rows(tokens)))
+    call = if scheduler == :cpu, do: &Native.mamba_loss_cpu/3, else: &Native.mamba_loss_io/3
+    work = fn -> Progress.follow(options, &call.(session, fed, &1)) end
+    model |> Telemetry.model(:loss, fed, work) |> Error.unwrap!()
   end
 
-  def loss(_model, other),
+  def loss(_model, other, _options),
     do: wrong_tokens("tokens, or a text for a model with a tokenizer", other)
 
   @doc """
@@ -322,6 +344,7 @@ defmodule Sidewinder.Mamba do
       `load/2`); `false` by default
     * `:add_bos` - whether a prompt that is a text begins with the token that begins texts; by default as the
       checkpoint's tokenizer has it: see `Sidewinder.Tokenizer.encode/3`. A list of tokens is taken as it is.
+    * `:progress`, `:cancel` - to follow how the prompt is taken in, and to end the stream: see `Sidewinder.Progress`
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> tokens = model |> Sidewinder.Mamba.generate([1, 2, 3], max_tokens: 5) |> Enum.to_list()
@@ -395,8 +418,10 @@ defmodule Sidewinder.Mamba do
     {scheduler, target} =
       if where == [], do: {model.scheduler, nil}, else: Kernel.residence(where)
 
-    trainer
-    |> Native.mamba_learnt(loading(options), target)
+    loading = loading(options)
+
+    options
+    |> Progress.follow(&Native.mamba_learnt(trainer, loading, target, &1))
     |> from_native(
       scheduler,
       options[:tokenizer] || model.tokenizer,

@@ -16,6 +16,8 @@ defmodule Sidewinder.Telemetry do
   | --- | --- | --- | --- |
   | `[:sidewinder, :call, :stop]` | a call of an op | `duration`, `bytes` | `op`, `backend`, `level`, `threads` |
   | `[:sidewinder, :load, :stop]` | `Sidewinder.Mamba.load/2` | `duration` | `path`, `config`, `type` |
+  | `[:sidewinder, :forward, :stop]` | `Sidewinder.Mamba.forward/3` | `duration`, `tokens` | `model` |
+  | `[:sidewinder, :loss, :stop]` | `Sidewinder.Mamba.loss/3` | `duration`, `tokens` | `model` |
   | `[:sidewinder, :prefill, :stop]` | a prompt of `Sidewinder.Mamba.Session.prefill/3` | `duration`, `tokens` | `model` |
   | `[:sidewinder, :step, :stop]` | `Sidewinder.Mamba.Session.step/2` and `next/3` | `duration`, `tokens` | `model` |
   | `[:sidewinder, :train, :stop]` | `Sidewinder.Mamba.Trainer.step/3` | `duration`, `tokens` | `model` |

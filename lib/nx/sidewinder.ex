@@ -90,7 +90,7 @@ defmodule Sidewinder do
   """
   import Nx.Defn
 
-  alias Sidewinder.{Block, Op}
+  alias Sidewinder.{Block, Cancellation, Op}
 
   @doc type: :recurrent
   @doc """
@@ -1561,4 +1561,28 @@ defmodule Sidewinder do
   @spec mmrec_block(Nx.t(), %{(atom | String.t()) => Nx.t()}, keyword) ::
           Nx.Tensor.t() | {Nx.Tensor.t(), %{atom => Nx.Tensor.t()}}
   deftransform(mmrec_block(x, params, opts \\ []), do: Block.MmrecBlock.call(x, params, opts))
+
+  @doc type: :call
+  @doc """
+  A cancellation for long calls, such as loading a model: their option `:cancel`. With an `owner`, a process of this node,
+  it is also cancelled when the owner ends. See `Sidewinder.Cancellation`.
+
+  ## Examples
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> cancellation = Sidewinder.cancellation()
+      iex> Sidewinder.cancel(cancellation)
+      iex> Sidewinder.Mamba.loss(model, [1, 2, 3], cancel: cancellation)
+      ** (Sidewinder.Error) loss: a cancellation after 0 of 2 parts. What the call was to change is as it was before
+  """
+  @spec cancellation(pid | nil) :: Cancellation.t()
+  defdelegate cancellation(owner \\ nil), to: Cancellation, as: :new
+
+  @doc type: :call
+  @doc """
+  Ends the calls that have a cancellation; they raise `Sidewinder.Error` of kind `:cancelled`. See
+  `Sidewinder.Cancellation.cancel/1`.
+  """
+  @spec cancel(Cancellation.t()) :: :ok
+  defdelegate cancel(cancellation), to: Cancellation
 end

@@ -26,4 +26,6 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.RandomInputs
   doctest Sidewinder.Shapes
   doctest Sidewinder.JSON
+  doctest Sidewinder.Progress
+  doctest Sidewinder.Cancellation
 end

@@ -36,6 +36,28 @@ defmodule Sidewinder.GenerateTaskTest do
     assert text == again
   end
 
+  @tag :tmp_dir
+  test "on a terminal a line tells the progress, and is gone then", %{tmp_dir: folder} do
+    byte_model(folder)
+    before = Application.fetch_env!(:elixir, :ansi_enabled)
+    Application.put_env(:elixir, :ansi_enabled, true)
+    on_exit(fn -> Application.put_env(:elixir, :ansi_enabled, before) end)
+    args = ["--model", folder, "--prompt", "Hi", "--max-tokens", "3", "--backend", "cpu"]
+
+    told =
+      capture_io(:stderr, fn ->
+        text = capture_io(fn -> run(args ++ ["--quantize", "q8_0"]) end)
+        assert String.starts_with?(text, "Hi")
+      end)
+
+    lines = String.split(told, "\r\e[K")
+
+    for line <- ["loading: convert 67 %", "loading: quantize 33 %", "prompt: prefill 0 %"],
+        do: assert(line in lines)
+
+    assert List.last(lines) =~ " loaded in "
+  end
+
   @scripted Path.expand("../golden/scripted", __DIR__)
 
   defp written(model, args) do

@@ -40,6 +40,7 @@ defmodule Sidewinder.NativeTest do
     inputs = for {name, t} <- inputs({1, 2, 3, 4}), do: {name, Tensor.to_native(t)}
     target = %{device: nil, level: nil, threads: 1}
     run = [:selective_scan, inputs, %{dt_softplus: true}, target]
+    loading = %{dtype: nil, backbone: false, copied: false, quantize: nil}
 
     [
       {:run_quick, run},
@@ -57,6 +58,9 @@ defmodule Sidewinder.NativeTest do
       {:json_merged, [["{}", "{}"]]},
       {:mamba_quantized_config, ["{}", ["w.q8_0"]]},
       {:mamba_files, ["none"]},
+      {:mamba_load, ["none", loading, target, {self(), :tag, []}]},
+      {:cancellation_new, [self()]},
+      {:cancellation_cancel, [make_ref()]},
       {:mamba_told, [["w.q8_0"]]},
       {:safetensors_put, [make_ref(), "x", tensor]},
       {:tensor_difference, [tensor, tensor]},

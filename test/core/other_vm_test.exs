@@ -69,6 +69,8 @@ defmodule Sidewinder.OtherVmTest do
       #{@model}
       beam = File.read!(:code.which(Native))
       load = fn -> :code.load_binary(Native, ~c"native.beam", beam) end
+      owner = spawn(fn -> Process.sleep(:infinity) end)
+      before = Sidewinder.Cancellation.new(owner)
       busy = Task.async(fn -> for _ <- 1..2000, do: ^said = says.(model) end)
 
       for again <- 1..3 do
@@ -81,6 +83,13 @@ defmodule Sidewinder.OtherVmTest do
       end
 
       2000 = busy |> Task.await(:infinity) |> length()
+
+      # Monitors of versions that have gone are those of this one.
+      both = [before, Sidewinder.Cancellation.new(owner)]
+      [false, false] = Enum.map(both, &Sidewinder.Cancellation.cancelled?/1)
+      Process.exit(owner, :kill)
+      Process.sleep(100)
+      [true, true] = Enum.map(both, &Sidewinder.Cancellation.cancelled?/1)
 
       # As `recompile` does it.
       :code.purge(Native)

@@ -7,7 +7,8 @@ defmodule Sidewinder.TelemetryTest do
   alias Sidewinder.Mamba.{Session, Trainer}
 
   @running List.keymember?(Application.started_applications(), :telemetry, 0)
-  @events for name <- [:call, :load, :prefill, :step, :train], do: [:sidewinder, name, :stop]
+  @events for name <- [:call, :load, :forward, :loss, :prefill, :step, :train],
+              do: [:sidewinder, name, :stop]
   @fault [:sidewinder, :device, :fault]
 
   def forward(event, measurements, metadata, test),
@@ -70,7 +71,7 @@ defmodule Sidewinder.TelemetryTest do
       refute_received _
     end
 
-    test "loading, prompts, steps and training" do
+    test "loading, prompts, steps, training and whole sequences" do
       folder = Path.join(System.tmp_dir!(), "sidewinder-telemetry-#{System.pid()}")
       on_exit(fn -> File.rm_rf!(folder) end)
       Mamba.save(model(), folder)
@@ -87,6 +88,12 @@ defmodule Sidewinder.TelemetryTest do
       assert_received {[_, :step, _], %{tokens: 1}, %{model: ^model}}
       Trainer.step(Trainer.new(model), [[1, 2, 3], [4, 5, 6]])
       assert_received {[_, :train, _], %{tokens: 6}, %{model: ^model}}
+      Mamba.forward(model, [[1, 2, 3], [4, 5, 6]])
+      assert_received {[_, :forward, _], %{tokens: 6}, %{model: ^model, error: nil}}
+      Mamba.loss(model, [1, 2, 3, 4])
+      assert_received {[_, :loss, _], %{tokens: 4}, %{model: ^model, error: nil}}
+      error = assert_raise Error, fn -> Mamba.loss(model, [1, 11]) end
+      assert_received {[_, :loss, _], %{tokens: 2}, %{error: ^error}}
       refute_received _
     end
 

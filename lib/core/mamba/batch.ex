@@ -8,13 +8,14 @@ defmodule Sidewinder.Mamba.Batch do
 
   @doc """
   The row of a request, whose session has processed the prompt. A request has `tokens`, the prompt's; `own`, its options;
-  `stop_tokens` and `stop_texts`; and `read?`, whether tokens are read as a text, which stop texts need.
+  `stop_tokens` and `stop_texts`; `read?`, whether tokens are read as a text, which stop texts need; and `watched`, the
+  options of `Sidewinder.Progress`.
   """
   def start(model, %{tokens: prompt, own: own} = request) do
     session = Session.new(model)
     left = Generation.max_tokens(own)
     reading = if request.read?, do: {Tokenizer.decoding(model.tokenizer, prompt), ""}
-    token = if left > 0, do: Generation.first(session, prompt, own)
+    token = if left > 0, do: Generation.first(session, prompt, own, request.watched)
     started = %{session: session, token: token, left: left, reading: reading, pieces: []}
     Map.merge(request, started)
   end

@@ -2,7 +2,7 @@ defmodule Sidewinder.Mamba.Generation do
   @moduledoc false
   # The streams of `Sidewinder.Mamba.generate/3`.
 
-  alias Sidewinder.{Error, Mamba, Native, Options, Tensor, Tokenizer}
+  alias Sidewinder.{Error, Mamba, Native, Options, Progress, Tensor, Tokenizer}
   alias Sidewinder.Mamba.{Batch, Session}
 
   @sampling [:temperature, :top_k, :top_p, :seed, :repetition_penalty]
@@ -23,13 +23,15 @@ defmodule Sidewinder.Mamba.Generation do
 
   # The requests that `Sidewinder.Mamba.Batch` takes.
   defp request(model, prompt, options) do
-    own = settled(options)
+    options = known!(options, @options ++ Progress.options())
+    {watched, own} = Keyword.split(options, Progress.options())
+    own = settled(own)
     read? = is_binary(prompt)
     tokens = prompt!(model.tokenizer, prompt, own)
     in_vocabulary!(tokens, model.config.vocabulary)
     stops!(own[:stop], read?, model.config.vocabulary)
     ends = %{stop_tokens: stop_tokens(model, own), stop_texts: stop_texts(own)}
-    Map.merge(ends, %{tokens: tokens, own: own, read?: read?})
+    Map.merge(ends, %{tokens: tokens, own: own, read?: read?, watched: watched})
   end
 
   # Pieces of texts, or tokens, with the indices of their prompts.
@@ -44,6 +46,7 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   defp go_on(model, rows) do
+    for row <- rows, do: Progress.go_on!(row.watched)
     # Each equals its text generated alone, bit by bit where the model allows it.
     case Batch.step(rows, Native.mamba_alike(model.ref)) do
       nil -> {:halt, rows}
@@ -159,9 +162,9 @@ defmodule Sidewinder.Mamba.Generation do
   end
 
   @doc false
-  # The token that follows a prompt, which the session takes in.
-  def first(session, prompt, own),
-    do: session |> Session.prefill(prompt, logits: true) |> draw(session, own)
+  # The token that follows a prompt, which the session takes in; `watched` are options of `Sidewinder.Progress`.
+  def first(session, prompt, own, watched),
+    do: session |> Session.prefill(prompt, [logits: true] ++ watched) |> draw(session, own)
 
   @doc false
   def choices(own), do: Keyword.take(own, @sampling)

@@ -21,7 +21,7 @@ defmodule Sidewinder.Mamba.Session do
       3
   """
 
-  alias Sidewinder.{Device, Error, Mamba, Native, Options, Telemetry, Tensor}
+  alias Sidewinder.{Device, Error, Mamba, Native, Options, Progress, Telemetry, Tensor}
   alias Sidewinder.Mamba.Generation
 
   @enforce_keys [:ref, :model]
@@ -47,7 +47,7 @@ defmodule Sidewinder.Mamba.Session do
   Processes a list of tokens, or features, `{L, M}`, in one pass.
 
   With `logits: true` it returns the model's output for the last of them: logits, `{V}`, or normed features, `{M}`;
-  otherwise `:ok`.
+  otherwise `:ok`. Other options are `:progress` and `:cancel`: see `Sidewinder.Progress`.
 
       iex> alias Sidewinder.Mamba.Session
       iex> session = Session.new(Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu))
@@ -58,16 +58,16 @@ defmodule Sidewinder.Mamba.Session do
   def prefill(session, input, options \\ [])
 
   def prefill(%__MODULE__{ref: ref, model: model}, input, options) do
-    options = Options.known!(options, [:logits])
+    options = Options.known!(options, [:logits | Progress.options()])
     logits = Device.boolean!("logits", options[:logits] || false)
 
     call =
       if model.scheduler == :cpu,
-        do: &Native.mamba_prefill_cpu/3,
-        else: &Native.mamba_prefill_io/3
+        do: &Native.mamba_prefill_cpu/4,
+        else: &Native.mamba_prefill_io/4
 
     rows = rows(input)
-    work = fn -> call.(ref, rows, logits) end
+    work = fn -> Progress.follow(options, &call.(ref, rows, logits, &1)) end
 
     case model |> Telemetry.model(:prefill, rows, work) |> Error.unwrap!() do
       nil -> :ok

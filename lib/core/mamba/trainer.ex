@@ -22,7 +22,7 @@ defmodule Sidewinder.Mamba.Trainer do
       true
   """
 
-  alias Sidewinder.{Error, Mamba, Native, Options, Telemetry}
+  alias Sidewinder.{Error, Mamba, Native, Options, Progress, Telemetry}
 
   @options [:learning_rate, :beta1, :beta2, :eps, :weight_decay, :clip]
 
@@ -57,6 +57,7 @@ defmodule Sidewinder.Mamba.Trainer do
     * `:eps` - added to the divisor of the update, for numerical stability; 1.0e-8 by default
     * `:weight_decay` - 0.1 by default; it concerns matrices, but not `A_log`
     * `:clip` - the norm that larger gradients are scaled down to, 1.0 by default; 0 for any
+    * `:progress`, `:cancel` - to follow and to end the call, which then changes nothing: see `Sidewinder.Progress`
 
   Raises `Sidewinder.Error` for invalid tokens and, naming `learning_rate`, where loss or gradient are not finite: the
   weights are then unchanged.
@@ -70,15 +71,13 @@ defmodule Sidewinder.Mamba.Trainer do
   @spec step(t, [Mamba.tokens()], keyword) :: %{loss: float, norm: float}
   def step(%__MODULE__{ref: ref, model: model}, sequences, options \\ []) do
     call =
-      if model.scheduler == :cpu, do: &Native.mamba_learn_cpu/3, else: &Native.mamba_learn_io/3
+      if model.scheduler == :cpu, do: &Native.mamba_learn_cpu/4, else: &Native.mamba_learn_io/4
 
-    how =
-      for {name, value} <- Options.known!(options, @options),
-          into: %{},
-          do: {name, number!(name, value)}
-
+    options = Options.known!(options, @options ++ Progress.options())
+    {watched, how} = Keyword.split(options, Progress.options())
+    how = for {name, value} <- how, into: %{}, do: {name, number!(name, value)}
     fed = Mamba.fed(sequences)
-    work = fn -> call.(ref, fed, how) end
+    work = fn -> Progress.follow(watched, &call.(ref, fed, how, &1)) end
     {loss, norm} = model |> Telemetry.model(:train, fed, work) |> Error.unwrap!()
     %{loss: loss, norm: norm}
   end

@@ -2,3 +2,4 @@
 
 pub mod mamba;
 pub mod tokenizer;
+pub mod watch;

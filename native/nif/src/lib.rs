@@ -13,4 +13,5 @@ mod mamba;
 mod ops;
 mod tensor;
 mod tokenizer;
+mod watch;
 mod xla;

@@ -5,11 +5,11 @@
 //! since its types may have another layout: it refuses to load, and the old module stays in use. `rustler::init!` has
 //! no upgrade, so this file does what that macro does.
 
-use crate::{answer, files, held, mamba, tensor, tokenizer};
+use crate::{answer, files, held, mamba, tensor, tokenizer, watch};
 use rustler::codegen_runtime::{ErlNifEntry, ErlNifEnv, ErlNifTerm, ResourceRegistration, c_int, c_void};
 use rustler::codegen_runtime::{internal_write_symbols, inventory};
-use rustler::sys::{ErlNifResourceFlags, ErlNifResourceTypeInit, enif_open_resource_type_x};
-use rustler::{Env, Resource};
+use rustler::sys::{ErlNifMonitor, ErlNifPid, ErlNifResourceFlags, ErlNifResourceTypeInit, enif_open_resource_type_x};
+use rustler::{Env, LocalPid, Monitor, Resource};
 use std::any::type_name;
 use std::ffi::CString;
 use std::mem::{MaybeUninit, align_of};
@@ -67,6 +67,7 @@ fn open(env: *mut ErlNifEnv) -> c_int {
         open_type::<mamba::HeldSession>(env),
         open_type::<mamba::HeldTrainer>(env),
         open_type::<tokenizer::HeldTokenizer>(env),
+        open_type::<watch::Cancellation>(env),
     ];
     c_int::from(opened.contains(&false))
 }
@@ -83,10 +84,11 @@ fn open_type<T: Resource>(env: Env) -> bool {
 
 fn taken_over<T: Resource>(env: Env, name: &str) -> bool {
     let name = CString::new(name).expect("no zero in it");
-    let callbacks = ErlNifResourceTypeInit { dtor: destroy::<T> as *const _, stop: ptr::null(), down: ptr::null() };
+    let down = if T::IMPLEMENTS_DOWN { down::<T> as *const _ } else { ptr::null() };
+    let callbacks = ErlNifResourceTypeInit { dtor: destroy::<T> as *const _, stop: ptr::null(), down };
     let flags = ErlNifResourceFlags::ERL_NIF_RT_TAKEOVER;
     let mut tried = MaybeUninit::uninit();
-    // SAFETY: all pointers are valid until the call returns. `destroy` fits the type, whose name identifies this
+    // SAFETY: all pointers are valid until the call returns. `destroy` and `down` fit the type, whose name identifies this
     // library. The type's pointer does not change, so rustler's registration stays valid.
     let taken = unsafe {
         enif_open_resource_type_x(env.as_c_arg(), name.as_ptr().cast(), &callbacks, flags, tried.as_mut_ptr())
@@ -96,9 +98,32 @@ fn taken_over<T: Resource>(env: Env, name: &str) -> bool {
 
 /// The destructor of a resource, as in rustler, which does not export its own.
 unsafe extern "C" fn destroy<T>(_env: *mut ErlNifEnv, place: *mut c_void) {
-    let align = align_of::<T>();
-    // SAFETY: Erlang passes a resource of this type for the last time. rustler has stored its value at the first
-    // aligned address after the start.
-    let value: T = unsafe { ptr::read(place.byte_add(align - place.addr() % align).cast()) };
+    // SAFETY: Erlang passes a resource of this type for the last time.
+    let value: T = unsafe { ptr::read(value_in(place)) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+}
+
+/// Tells a resource that a process it monitors has ended, as in rustler.
+unsafe extern "C" fn down<T: Resource>(
+    env: *mut ErlNifEnv,
+    place: *mut c_void,
+    pid: *const ErlNifPid,
+    monitor: *const ErlNifMonitor,
+) {
+    // SAFETY: Erlang passes a resource of this type, and an environment, a process and a monitor for this call.
+    let (value, env, pid, monitor) = unsafe {
+        let (pid, monitor) = (LocalPid::from_c_arg(*pid), Monitor::from_c_arg(*monitor));
+        (&*value_in::<T>(place), Env::new(&env, env), pid, monitor)
+    };
+    let _ = catch_unwind(AssertUnwindSafe(|| value.down(env, pid, monitor)));
+}
+
+/// The value of a resource: rustler stores it at the first aligned address after the start.
+///
+/// # Safety
+/// `place` is the start of a resource of this type.
+unsafe fn value_in<T>(place: *mut c_void) -> *mut T {
+    let align = align_of::<T>();
+    // SAFETY: rustler allocates `align` more bytes than the value has.
+    unsafe { place.byte_add(align - place.addr() % align).cast() }
 }

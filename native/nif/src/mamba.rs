@@ -9,6 +9,7 @@ pub use train::HeldTrainer;
 use crate::answer::answer;
 use crate::ops::{Target, decode_map};
 use crate::tensor::{Output, Tensor, buffer_term};
+use crate::watch::Call;
 use rustler::{Atom, Binary, Encoder, Env, ResourceArc, Term};
 use serde::Deserialize;
 use sidewinder_kernels::cuda::{Buffer, Device};
@@ -70,11 +71,12 @@ impl Target {
 
 /// Loads a checkpoint: `{model, sizes, type}`.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_load<'a>(env: Env<'a>, path: String, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
+fn mamba_load<'a>(env: Env<'a>, path: String, loading: Term<'a>, target: Term<'a>, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let loading: Loading = decode_map("options", loading)?;
-        let checkpoint = Checkpoint::open(Path::new(&path), loading.copied)?;
-        loaded(env, checkpoint, &loading, decode_map::<Target>("target", target)?.place()?)
+        let checkpoint = Checkpoint::open_watched(Path::new(&path), loading.copied, &watch)?;
+        loaded(env, checkpoint, &loading, decode_map::<Target>("target", target)?.place()?, &watch)
     })
 }
 
@@ -99,8 +101,10 @@ fn mamba_new<'a>(
     tensors: Vec<(String, Term<'a>)>,
     loading: Term<'a>,
     target: Term<'a>,
+    watch: Term<'a>,
 ) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let config = (!config.is_empty()).then(|| Description::parse("config", config.as_bytes())).transpose()?;
         let weight = |(name, term): (String, Term<'a>)| {
             let tensor = Tensor::decode(&name, term)?;
@@ -109,16 +113,14 @@ fn mamba_new<'a>(
         };
         let tensors = tensors.into_iter().map(weight).collect::<Result<Vec<_>>>()?;
         let checkpoint = Checkpoint::described("tensors", config, tensors);
-        loaded(env, checkpoint, &decode_map("options", loading)?, decode_map::<Target>("target", target)?.place()?)
+        let place = decode_map::<Target>("target", target)?.place()?;
+        loaded(env, checkpoint, &decode_map("options", loading)?, place, &watch)
     })
 }
 
-fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Where) -> Result<Term<'a>> {
-    let (dtype, backbone) = (loading.dtype()?, loading.backbone);
-    let model = match loading.quantization()? {
-        None => Model::new(checkpoint, dtype, backbone, place)?,
-        Some(how) => Model::quantized(checkpoint, dtype, backbone, how, place)?,
-    };
+fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Where, watch: &Call) -> Result<Term<'a>> {
+    let (dtype, how) = (loading.dtype()?, loading.quantization()?);
+    let model = Model::watched(checkpoint, dtype, loading.backbone, how, place, watch)?;
     let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = *model.config();
     let mut sizes = vec![
         ("width", width),
@@ -257,30 +259,31 @@ impl<'a> Fed<'a> {
 
 /// Runs whole sequences; the result is on the model's device.
 #[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
-    forward(env, &model.0, input)
+fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+    forward(env, &model.0, input, watch)
 }
 
 /// Like `mamba_forward_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_forward_io<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>) -> Term<'a> {
-    forward(env, &model.0, input)
+fn mamba_forward_io<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+    forward(env, &model.0, input, watch)
 }
 
-fn forward<'a>(env: Env<'a>, model: &Model, input: Term<'a>) -> Term<'a> {
+fn forward<'a>(env: Env<'a>, model: &Model, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let fed = Fed::decode(input)?;
         let [batch, length] = fed.sizes()?;
         let spec = model.output(&[batch, length])?;
         match model.device() {
             Some(device) => {
                 let to = Buffer::new(device, spec)?;
-                model.forward_there(fed.input()?, batch, &to)?;
+                model.forward_there(fed.input()?, batch, &to, &watch)?;
                 Ok(buffer_term(env, to))
             }
             None => {
                 let mut to = Output::new(spec)?;
-                model.forward(fed.input()?, batch, to.view_mut()?)?;
+                model.forward_watched(fed.input()?, batch, to.view_mut()?, &watch)?;
                 Ok(to.into_term(env))
             }
         }

@@ -76,6 +76,7 @@ unsafe fn create(api: *const Api, error: &Error) -> *mut abi::Error {
 /// The most specific code of `absl::Status` for an error.
 fn code(kind: Kind) -> i32 {
     match kind {
+        Kind::Cancelled => 1,
         Kind::Shape | Kind::DType | Kind::Size | Kind::Argument | Kind::Option => 3,
         Kind::File => 5,
         Kind::Memory => 8,

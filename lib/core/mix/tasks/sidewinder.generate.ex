@@ -27,7 +27,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
 
   Texts are UTF-8 in any locale. The prompt and what follows it go to standard output, and at the end a line
-  about the speed to standard error. The exit code is 1 if something is wrong.
+  about the speed to standard error. On a terminal a line tells the progress of loading and of long prompts. The exit code is 1 if something is wrong.
   """
 
   use Mix.Task
@@ -76,7 +76,8 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     {model, loading} = CommandLine.timed(fn -> load(options) end)
     generation = Keyword.take(options, Keyword.keys(@generation) -- [:stop, :stop_token])
     stop = Keyword.get_values(options, :stop) ++ Keyword.get_values(options, :stop_token)
-    write = fn -> write(model, prompts, [stop: stop] ++ generation) end
+    options = [stop: stop] ++ generation ++ CommandLine.progress("prompt")
+    write = fn -> write(model, prompts, options) end
     {times, ms} = CommandLine.timed(write)
     CommandLine.tell(about(model, loading, times, ms), &IO.puts(:stderr, &1))
   end
@@ -91,20 +92,26 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     tokenizer = if file = options[:tokenizer], do: [tokenizer: Tokenizer.open(file)], else: []
     type = OpArguments.type!(options[:type])
     quantize = CommandLine.format!(options[:quantize], "--quantize", @task)
-    Mamba.load(options[:model], [type: type, quantize: quantize] ++ tokenizer ++ where)
+    progress = CommandLine.progress("loading")
+
+    Mamba.load(
+      options[:model],
+      [type: type, quantize: quantize] ++ tokenizer ++ where ++ progress
+    )
   end
 
+  # The prompt is written with the first piece, when the line of its progress is gone.
   defp write(model, [prompt], options) do
+    first = &if(&1 == 0, do: prompt, else: "")
     pieces = Mamba.generate(model, prompt, options)
-    IO.write(prompt)
-    {_, times} = written(pieces, &IO.write/1)
-    IO.puts("")
+    {_, {count, _} = times} = written(pieces, &IO.write([first.(&2), &1]))
+    IO.puts(first.(count))
     times
   end
 
   # Pieces of several texts come in turns.
   defp write(model, prompts, options) do
-    {pieces, times} = model |> Mamba.generate(prompts, options) |> written(fn _ -> :ok end)
+    {pieces, times} = model |> Mamba.generate(prompts, options) |> written(fn _, _ -> :ok end)
     texts = Enum.group_by(pieces, &elem(&1, 0), &elem(&1, 1))
 
     parts =
@@ -120,7 +127,7 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     start = System.monotonic_time(:microsecond)
 
     Enum.map_reduce(pieces, {0, nil}, fn piece, {count, first} ->
-      write.(piece)
+      write.(piece, count)
       {piece, {count + 1, first || (System.monotonic_time(:microsecond) - start) / 1000}}
     end)
   end

@@ -61,8 +61,9 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
     names = for {name, _type, _shape} <- specs, do: name
 
     work = fn write ->
-      for entry <- plan do
-        result = CommandLine.ticking(entry.name, fn -> one(entry, format, options, write) end)
+      for {entry, i} <- Enum.with_index(plan, 1) do
+        label = "#{i} of #{length(plan)}: #{entry.name}"
+        result = CommandLine.ticking(label, fn -> one(entry, format, options, write) end)
         CommandLine.tell(line(entry, format, result))
         result
       end

@@ -162,7 +162,10 @@ defmodule Sidewinder.Mamba.Serving do
 
   defp start(model, %{tokens: packed} = request) do
     prompt = for <<token::32 <- packed>>, do: token
-    request = Map.put(%{request | tokens: prompt}, :read?, request.stop_texts != [])
+
+    request =
+      Map.merge(%{request | tokens: prompt}, %{read?: request.stop_texts != [], watched: []})
+
     model |> Batch.start(request) |> Map.put(:said, [])
   end
 

@@ -25,6 +25,8 @@ pub enum Kind {
     Memory,
     /// A file is missing, damaged or cannot be written.
     File,
+    /// The call was ended before it was done, as its caller wanted.
+    Cancelled,
     /// A bug in this library, caught before it could do harm.
     Panic,
 }
@@ -43,6 +45,7 @@ impl Kind {
             Kind::Cuda => "cuda",
             Kind::Memory => "memory",
             Kind::File => "file",
+            Kind::Cancelled => "cancelled",
             Kind::Panic => "panic",
         }
     }

@@ -33,6 +33,8 @@ pub trait Place {
     fn bring(&self, from: View) -> Result<Self::Owned>;
     /// Copies a tensor to a host tensor of equal size, after waiting for all queued work.
     fn fetch(&self, from: &Self::View<'_>, to: ViewMut) -> Result<()>;
+    /// Waits for all queued work.
+    fn wait(&self) -> Result<()>;
     /// A view of a temporary tensor.
     fn view<'a>(of: &'a Self::Owned) -> Self::View<'a>;
     /// A writable view of a temporary tensor.
@@ -93,6 +95,9 @@ impl Place for Cpu<'_> {
     }
     fn fetch(&self, from: &View, to: ViewMut) -> Result<()> {
         to.bytes().copy_from_slice(from.bytes());
+        Ok(())
+    }
+    fn wait(&self) -> Result<()> {
         Ok(())
     }
     fn view<'a>(of: &'a Owned) -> View<'a> {
@@ -190,6 +195,9 @@ impl Place for Cuda<'_> {
     }
     fn fetch(&self, from: &Buffer, to: ViewMut) -> Result<()> {
         self.0.download(from, to.bytes())
+    }
+    fn wait(&self) -> Result<()> {
+        self.0.synchronize()
     }
     fn view(of: &Buffer) -> Buffer {
         of.clone()

@@ -8,6 +8,7 @@ use super::family::Family;
 use super::stored::{self, Stored};
 use super::weights::Weight;
 use super::{Weights, family, layout};
+use crate::watch::{Stage, Tally, Unwatched, Watch};
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
 use memmap2::{Mmap, MmapMut};
@@ -18,7 +19,7 @@ use sidewinder_kernels::ops::products::matrices::Matrix;
 use sidewinder_kernels::tensor::{DType, Described, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use taking::Taker;
 
@@ -141,14 +142,21 @@ impl Checkpoint {
     /// The files are mapped into memory, or copied if `copied` is set. While the model lives, mapped files must not be
     /// truncated or written to; replacing them by other files of the same names does no harm.
     pub fn open(path: &Path, copied: bool) -> Result<Checkpoint> {
+        Checkpoint::open_watched(path, copied, &Unwatched)
+    }
+
+    /// Like [`Checkpoint::open`], with reports to `watch` while files are copied.
+    pub fn open_watched(path: &Path, copied: bool, watch: &dyn Watch) -> Result<Checkpoint> {
         let name = path.display().to_string();
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let json = folder.join("config.json");
         let config = file::read_if_there(&json, MAX_DESCRIPTION)?;
         let description = config.map(|bytes| Description::parse(&json.display().to_string(), &bytes)).transpose()?;
         let mut tensors = BTreeMap::new();
-        for file in layout::files(path)? {
-            read_file(&file, copied, description.as_ref().map(Description::family), &mut tensors)?;
+        let files = layout::files(path)?;
+        let tally = copied.then(|| Tally::begin(watch, Stage::Read, bytes(&files))).transpose()?;
+        for file in files {
+            read_file(&file, tally.as_ref(), description.as_ref().map(Description::family), &mut tensors)?;
         }
         Ok(Checkpoint { name, description, tensors })
     }
@@ -170,7 +178,17 @@ impl Checkpoint {
 
     /// The sizes and weights in `dtype`, by default in the type of the matrices. A `backbone` leaves out the embedding
     /// and the head. One error reports all tensors that are missing, unexpected, or of a wrong shape.
-    pub fn model(mut self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
+    pub fn model(self, dtype: Option<DType>, backbone: bool) -> Result<(Config, DType, Weights<Weight>)> {
+        self.model_watched(dtype, backbone, &Unwatched)
+    }
+
+    /// Like [`Checkpoint::model`], with reports to `watch`.
+    pub fn model_watched(
+        mut self,
+        dtype: Option<DType>,
+        backbone: bool,
+        watch: &dyn Watch,
+    ) -> Result<(Config, DType, Weights<Weight>)> {
         self.tensors = without_outer(std::mem::take(&mut self.tensors));
         let prefix = if self.tensors.keys().any(|name| name.starts_with(BACKBONE)) { BACKBONE } else { "" };
         self.check_family(prefix)?;
@@ -183,11 +201,14 @@ impl Checkpoint {
         };
         let dtype = dtype.unwrap_or_else(|| self.dtype(prefix, !matrices.is_empty()));
         check_type(dtype, &matrices)?;
-        let numbers = self.layer_numbers(prefix, &matrices);
+        let mut numbers = self.layer_numbers(prefix, &matrices);
+        numbers.retain(|&number| number < config.layers);
+        let tally = Tally::begin(watch, Stage::Convert, numbers.len() + 1)?;
         let mut taker = Taker { tensors: &mut self.tensors, matrices, dtype, wrong };
-        let layers = taker.layers(&config, &format!("{prefix}{LAYERS}"), numbers);
+        let layers = taker.layers(&config, &format!("{prefix}{LAYERS}"), numbers, &tally)?;
         let norm = taker.take(&format!("{prefix}{LAST_NORM}"), &[config.width], dtype.wide(), false);
         let (mut embedding, mut head) = taker.ends(&config, prefix, backbone);
+        tally.add(1)?;
         taker.done(&self.name, &config.mixer)?;
         if backbone {
             (config.vocabulary, embedding, head) = (0, None, None);
@@ -340,6 +361,9 @@ pub(super) fn squeezed(dims: &[usize]) -> Vec<usize> {
 /// The metadata key for the formats of a file's quantized matrices.
 pub(super) const TOLD_FORMATS: &str = "sidewinder.quantized";
 
+/// Bytes between two reports while a file is copied.
+const CHUNK: usize = 16 << 20;
+
 /// Upper limit for the bytes of a `config.json` or an index.
 pub(super) const MAX_DESCRIPTION: u64 = 64 << 20;
 
@@ -353,8 +377,20 @@ fn without_outer(tensors: BTreeMap<String, Found>) -> BTreeMap<String, Found> {
     tensors.into_iter().map(|(name, found)| (inner(name), found)).collect()
 }
 
-/// Adds the tensors of a file. Its metadata must not contradict `family`, that of the configuration.
-fn read_file(path: &Path, copied: bool, family: Option<Family>, tensors: &mut BTreeMap<String, Found>) -> Result<()> {
+/// The bytes of these files.
+fn bytes(files: &[PathBuf]) -> usize {
+    // What cannot be read is an error later.
+    files.iter().map(|path| path.metadata().map_or(0, |about| about.len() as usize)).sum()
+}
+
+/// Adds the tensors of a file, which is copied if its bytes are counted. Its metadata must not contradict `family`, that
+/// of the configuration.
+fn read_file(
+    path: &Path,
+    copied: Option<&Tally>,
+    family: Option<Family>,
+    tensors: &mut BTreeMap<String, Found>,
+) -> Result<()> {
     let reader = Reader::open(path)?;
     let name = path.display().to_string();
     family::check_metadata(&name, reader.metadata(), family)?;
@@ -375,16 +411,19 @@ fn read_file(path: &Path, copied: bool, family: Option<Family>, tensors: &mut BT
 
 /// A file in memory: mapped, or copied into huge pages where the system has them. Every decode step reads all weights,
 /// and huge pages need fewer address translations.
-fn memory(path: &Path, copied: bool) -> Result<Mmap> {
+fn memory(path: &Path, copied: Option<&Tally>) -> Result<Mmap> {
     let failed = |e| failure(path.display().to_string(), "a file that can be held in memory", e);
     let (mut file, size) = file::open(path).map_err(failed)?;
-    if !copied {
+    let Some(tally) = copied else {
         // SAFETY: callers of `Checkpoint::open` must not truncate or write to the file while it is mapped.
         return unsafe { Mmap::map(&file) }.map_err(failed);
-    }
+    };
     let mut copy = MmapMut::map_anon(size as usize).map_err(failed)?;
     #[cfg(target_os = "linux")]
     let _ = copy.advise(Advice::HugePage);
-    file.read_exact(&mut copy).map_err(failed)?;
+    for chunk in copy.chunks_mut(CHUNK) {
+        file.read_exact(chunk).map_err(failed)?;
+        tally.add(chunk.len())?;
+    }
     copy.make_read_only().map_err(failed)
 }

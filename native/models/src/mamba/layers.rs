@@ -3,6 +3,7 @@
 use super::block::Block;
 use super::mamba2::{Mamba2, Through};
 use super::{Config, Layer, Mixer, Weights};
+use crate::watch::Tally;
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::named;
@@ -69,8 +70,15 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
         Ok(x)
     }
 
-    /// Runs the layers and the final norm over `batch` sequences, `(B L, M)`. With `states`, `batch` is 1.
-    pub fn run(&self, x: P::Owned, batch: usize, mut states: Option<States<P::Owned>>) -> Result<P::Owned> {
+    /// Runs the layers and the final norm over `batch` sequences, `(B L, M)`. With `states`, `batch` is 1. Each layer is
+    /// a part of `tally`.
+    pub fn run(
+        &self,
+        x: P::Owned,
+        batch: usize,
+        mut states: Option<States<P::Owned>>,
+        tally: &Tally,
+    ) -> Result<P::Owned> {
         let rows = P::view(&x).spec().shape[0];
         let dims = [batch, rows / batch.max(1), self.config.width];
         self.residual(x, |i, layer, h, y| {
@@ -79,10 +87,13 @@ impl<'w, P: Place> Layers<'_, 'w, P> {
                 Block::Mamba(weights) => {
                     let block = steps::Block { place: self.place, weights };
                     let mut sequences = Sequences::new(&block, states)?;
-                    block.run(&P::reshape(&h, &dims)?, &mut sequences, P::reshape_mut(y, &dims)?)
+                    block.run(&P::reshape(&h, &dims)?, &mut sequences, P::reshape_mut(y, &dims)?)?;
                 }
-                Block::Mamba2(_) => self.mamba2(layer).run(&h, [dims[0], dims[1]], states.map(|state| vec![state]), y),
+                Block::Mamba2(_) => {
+                    self.mamba2(layer).run(&h, [dims[0], dims[1]], states.map(|state| vec![state]), y)?;
+                }
             }
+            tally.add_at(self.place)
         })
     }
 

@@ -4,6 +4,7 @@ use super::layers::Layers;
 use super::step::Stepper;
 use super::stored;
 use super::{Checkpoint, Config, Layer, Weight, Weights};
+use crate::watch::{Stage, Tally, Unwatched, Watch};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cpu::matrix::SEVERAL;
 use sidewinder_kernels::cuda::{Buffer, Device};
@@ -11,10 +12,12 @@ use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::ops::products::matrices::{Matrix, Quantization};
 use sidewinder_kernels::place::Place;
 use sidewinder_kernels::tensor::{DType, Described, Spec, View, ViewMut};
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where a model runs.
+#[derive(Clone)]
 pub enum Where {
     /// On the CPU.
     Cpu(Exec),
@@ -77,8 +80,7 @@ pub(super) use at_home;
 impl Model {
     /// The model of a checkpoint, in `dtype` or by default in the type of its matrices.
     pub fn new(checkpoint: Checkpoint, dtype: Option<DType>, backbone: bool, place: Where) -> Result<Model> {
-        let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
-        Model::of(config, dtype, weights, place)
+        Model::watched(checkpoint, dtype, backbone, None, place, &Unwatched)
     }
 
     /// Like [`Model::new`], with the large matrices quantized. Activations between layers have the requested type,
@@ -90,28 +92,26 @@ impl Model {
         how: Quantization,
         place: Where,
     ) -> Result<Model> {
-        let (config, dtype, weights) = checkpoint.model(dtype, backbone)?;
-        if dtype == DType::F64 {
-            let expected = format_args!("f32, bf16 or f16 for a model in {}", how.name()).to_string();
-            return Err(Error::new(Kind::Option, "type").expected(expected).got(dtype));
-        }
-        if let Some(other) = weights.formats().into_iter().find(|format| *format != how.name()) {
-            return Err(Error::new(Kind::Option, "quantize")
-                .expected(format_args!("{other}, as the checkpoint has it"))
-                .got(how.name())
-                .hint("Load it without `quantize`, or quantize the checkpoint that it was made of"));
-        }
-        let exec = match &place {
-            Where::Cpu(exec) => *exec,
-            Where::Cuda(..) => Exec::default(),
-        };
-        Model::of(config, dtype, weights.quantized(how, &exec)?, place)
+        Model::watched(checkpoint, dtype, backbone, Some(how), place, &Unwatched)
     }
 
-    fn of(config: Config, dtype: DType, weights: Weights<Weight>, place: Where) -> Result<Model> {
+    /// Like [`Model::new`] or [`Model::quantized`], with reports to `watch`.
+    pub fn watched(
+        checkpoint: Checkpoint,
+        dtype: Option<DType>,
+        backbone: bool,
+        how: Option<Quantization>,
+        place: Where,
+        watch: &dyn Watch,
+    ) -> Result<Model> {
+        let (config, dtype, weights) = checkpoint.model_watched(dtype, backbone, watch)?;
+        let weights = match how {
+            None => weights,
+            Some(how) => quantized(weights, dtype, how, &place, watch)?,
+        };
         let home = match place {
             Where::Cpu(exec) => Home::Cpu(weights, exec),
-            Where::Cuda(device, tf32) => Home::Cuda(upload(&weights, &device)?, device, tf32),
+            Where::Cuda(device, tf32) => Home::Cuda(upload(&weights, &device, watch)?, device, tf32),
         };
         Ok(Model { config, dtype, home, steppers: Mutex::default() })
     }
@@ -186,18 +186,30 @@ impl Model {
 
     /// The forward pass over `batch` whole sequences, with the output on the host.
     pub fn forward(&self, input: Input, batch: usize, to: ViewMut) -> Result<()> {
-        self.check(input)?;
-        at_home!(self, layers =>
-            cpu whole(&layers, input, batch, Target::There(to)),
-            cuda whole(&layers, input, batch, Target::Host(to)))
+        self.forward_watched(input, batch, to, &Unwatched)
     }
 
-    /// Like [`Model::forward`], with the output in memory of the model's device.
-    pub fn forward_there(&self, input: Input, batch: usize, to: &Buffer) -> Result<()> {
+    /// Like [`Model::forward`], with reports to `watch`.
+    pub fn forward_watched(&self, input: Input, batch: usize, to: ViewMut, watch: &dyn Watch) -> Result<()> {
         self.check(input)?;
+        let tally = Tally::begin(watch, Stage::Forward, self.parts())?;
+        at_home!(self, layers =>
+            cpu whole(&layers, input, batch, Target::There(to), &tally),
+            cuda whole(&layers, input, batch, Target::Host(to), &tally))
+    }
+
+    /// Like [`Model::forward_watched`], with the output in memory of the model's device.
+    pub fn forward_there(&self, input: Input, batch: usize, to: &Buffer, watch: &dyn Watch) -> Result<()> {
+        self.check(input)?;
+        let tally = Tally::begin(watch, Stage::Forward, self.parts())?;
         at_home!(self, layers =>
             cpu Err(layers.elsewhere(to)),
-            cuda whole(&layers, input, batch, Target::There(to.clone())))
+            cuda whole(&layers, input, batch, Target::There(to.clone()), &tally))
+    }
+
+    /// The number of parts of a pass in reports: the layers, and the head.
+    pub(super) fn parts(&self) -> usize {
+        self.config.layers + 1
     }
 
     /// The recorded step for `batch` sequences, padded; `None` if the model has none. Created on first use.
@@ -262,14 +274,43 @@ pub(super) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
     }
 }
 
-fn upload(weights: &Weights<Weight>, device: &Device) -> Result<Weights<Buffer>> {
+/// The weights with their large matrices quantized; those of a checkpoint may be so already.
+fn quantized(
+    weights: Weights<Weight>,
+    dtype: DType,
+    how: Quantization,
+    place: &Where,
+    watch: &dyn Watch,
+) -> Result<Weights<Weight>> {
+    if dtype == DType::F64 {
+        let expected = format_args!("f32, bf16 or f16 for a model in {}", how.name()).to_string();
+        return Err(Error::new(Kind::Option, "type").expected(expected).got(dtype));
+    }
+    if let Some(other) = weights.formats().into_iter().find(|format| *format != how.name()) {
+        return Err(Error::new(Kind::Option, "quantize")
+            .expected(format_args!("{other}, as the checkpoint has it"))
+            .got(how.name())
+            .hint("Load it without `quantize`, or quantize the checkpoint that it was made of"));
+    }
+    let exec = match place {
+        Where::Cpu(exec) => *exec,
+        Where::Cuda(..) => Exec::default(),
+    };
+    weights.quantized(how, &exec, watch)
+}
+
+fn upload(weights: &Weights<Weight>, device: &Device, watch: &dyn Watch) -> Result<Weights<Buffer>> {
     let lane = device.lane()?;
     // Tied embeddings share one buffer on the device.
     let tied = weights.tied(same_weight);
     let own = Weights { head: weights.head.clone().filter(|_| !tied), ..weights.map(Weight::clone) };
+    let total = Cell::new(0);
+    own.map(|weight| total.set(total.get() + weight.view().bytes().len()));
+    let tally = Tally::begin(watch, Stage::Upload, total.get())?;
     let uploaded = own.try_map(|weight| {
         let buffer = Buffer::new(device, weight.spec())?;
         lane.upload(weight.view().bytes(), &buffer)?;
+        tally.add(weight.view().bytes().len())?;
         Ok(buffer)
     })?;
     lane.synchronize()?;
@@ -298,10 +339,11 @@ fn filed<T>(
     Ok(all)
 }
 
-fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>) -> Result<()> {
+fn whole<P: Place>(layers: &Layers<P>, input: Input, batch: usize, to: Target<P>, tally: &Tally) -> Result<()> {
     let x = layers.take(input)?;
-    let h = layers.run(x, batch, None)?;
-    layers.finish(&P::view(&h), to)
+    let h = layers.run(x, batch, None, tally)?;
+    layers.finish(&P::view(&h), to)?;
+    tally.add_at(layers.place)
 }
 
 impl<P: Place> Layers<'_, '_, P> {

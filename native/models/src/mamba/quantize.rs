@@ -1,6 +1,7 @@
 //! Models whose large matrices are quantized on loading.
 
 use super::{Layer, Weight, Weights};
+use crate::watch::{Stage, Tally, Watch};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Error, Result};
 use sidewinder_kernels::ops::products::matrices::{Dense, Matrix, Quantization};
@@ -13,21 +14,20 @@ pub(super) const OF_LAYER: [&str; 3] = ["in_proj", "x_proj", "out_proj"];
 impl Weights<Weight> {
     /// The weights with their large matrices quantized, including the head. The embedding stays as it is, because its
     /// rows are read one by one.
-    pub(super) fn quantized(&self, how: Quantization, exec: &Exec) -> Result<Weights<Weight>> {
+    pub(super) fn quantized(&self, how: Quantization, exec: &Exec, watch: &dyn Watch) -> Result<Weights<Weight>> {
+        let tally = Tally::begin(watch, Stage::Quantize, self.layers.len() + 1)?;
         let layer = |(i, layer): (usize, &Layer<Weight>)| {
             let mut block = layer.block.clone();
             for (name, dense) in block.matrices_mut() {
                 *dense = quantized(dense, || format!("layers.{i}.{name}"), how, exec)?;
             }
+            tally.add(1)?;
             Ok(Layer { norm: layer.norm.clone(), block, a: layer.a.clone() })
         };
-        let head = self.head.as_ref().map(|head| quantized(head, || "head".to_string(), how, exec));
-        Ok(Weights {
-            layers: self.layers.iter().enumerate().map(layer).collect::<Result<_>>()?,
-            head: head.transpose()?,
-            embedding: self.embedding.clone(),
-            norm: self.norm.clone(),
-        })
+        let layers = self.layers.iter().enumerate().map(layer).collect::<Result<_>>()?;
+        let head = self.head.as_ref().map(|head| quantized(head, || "head".to_string(), how, exec)).transpose()?;
+        tally.add(1)?;
+        Ok(Weights { layers, head, embedding: self.embedding.clone(), norm: self.norm.clone() })
     }
 }
 

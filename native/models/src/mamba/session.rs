@@ -5,6 +5,7 @@ use super::model::{Input, Model, Target, at_home};
 use super::sample::Sampling;
 use super::seen::Seen;
 use super::train::Learn;
+use crate::watch::{Stage, Tally, Unwatched, Watch};
 use sidewinder_files::safetensors;
 use sidewinder_kernels::cuda::{Buffer, Lane};
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -131,6 +132,11 @@ impl Session {
 
     /// Processes a sequence, and writes the output of its last row if `to` is given.
     pub fn prefill(&mut self, input: Input, to: Option<ViewMut>) -> Result<()> {
+        self.prefill_watched(input, to, &Unwatched)
+    }
+
+    /// Like [`Session::prefill`], with reports to `watch`.
+    pub fn prefill_watched(&mut self, input: Input, to: Option<ViewMut>, watch: &dyn Watch) -> Result<()> {
         let rows = lasting(&self.model, input)?;
         if rows == 0 {
             return match to {
@@ -139,9 +145,10 @@ impl Session {
             };
         }
         let Session { model, memory, .. } = self;
+        let tally = Tally::begin(watch, Stage::Prefill, model.parts())?;
         at_home!(model, layers =>
-            cpu prefill(&layers, input, memory.cpu(), to.map(Target::There)),
-            cuda prefill(&layers, input, memory.cuda(), to.map(Target::Host)))?;
+            cpu prefill(&layers, input, memory.cpu(), to.map(Target::There), &tally),
+            cuda prefill(&layers, input, memory.cuda(), to.map(Target::Host), &tally))?;
         self.advance(input, 0..rows);
         Ok(())
     }
@@ -149,27 +156,34 @@ impl Session {
     /// Processes all tokens but the last. Returns the mean of -ln p over all tokens but the first, in nats, where p is
     /// the probability of a token given those before it. Fails if the loss is not finite.
     pub fn loss(&mut self, tokens: &[u32]) -> Result<f64> {
+        self.loss_watched(tokens, &Unwatched)
+    }
+
+    /// Like [`Session::loss`], with reports to `watch`.
+    pub fn loss_watched(&mut self, tokens: &[u32], watch: &dyn Watch) -> Result<f64> {
         self.model.check(Input::Tokens(tokens))?;
         if tokens.len() < 2 {
             return Err(Error::new(Kind::Size, "tokens").expected("at least two").got(tokens.len()));
         }
+        let chunks = (tokens.len() - 1).div_ceil(PIECE);
+        let tally = Tally::begin(watch, Stage::Loss, chunks * self.model.parts())?;
         // Runs in a copy, because a chunk may fail after others have succeeded.
         let mut ahead = self.fork()?;
-        let sum = ahead.losses(tokens)?;
+        let sum = ahead.losses(tokens, &tally)?;
         *self = ahead;
         Ok(sum / (tokens.len() - 1) as f64)
     }
 
     /// The sum of the losses of all tokens but the first. After a failure the session stays where a chunk ends.
-    fn losses(&mut self, tokens: &[u32]) -> Result<f64> {
+    fn losses(&mut self, tokens: &[u32], tally: &Tally) -> Result<f64> {
         let mut sum = 0.0;
         // Adjacent chunks share a token: it is the last target of one and the first input of the next.
         for start in (0..tokens.len() - 1).step_by(PIECE) {
             let piece = &tokens[start..tokens.len().min(start + PIECE + 1)];
             let Session { model, memory, .. } = self;
             at_home!(model, layers =>
-                cpu loss(&layers, piece, memory.cpu(), &mut sum),
-                cuda loss(&layers, piece, memory.cuda(), &mut sum))?;
+                cpu loss(&layers, piece, memory.cpu(), &mut sum, tally),
+                cuda loss(&layers, piece, memory.cuda(), &mut sum, tally))?;
             self.advance(Input::Tokens(piece), 0..piece.len() - 1);
         }
         Ok(sum)
@@ -391,22 +405,30 @@ fn prefill<P: Place>(
     input: Input,
     turns: &mut Turns<P::Owned>,
     to: Option<Target<P>>,
+    tally: &Tally,
 ) -> Result<()> {
     let x = layers.take(input)?;
     let rows = P::view(&x).spec().shape[0];
-    let h = layers.run(x, 1, Some(turns.states()))?;
-    to.map_or(Ok(()), |to| layers.finish(&P::rows(&P::view(&h), rows - 1..rows)?, to))
+    let h = layers.run(x, 1, Some(turns.states()), tally)?;
+    to.map_or(Ok(()), |to| layers.finish(&P::rows(&P::view(&h), rows - 1..rows)?, to))?;
+    tally.add_at(layers.place)
 }
 
 /// Adds the losses of a chunk of tokens to `sum`.
-fn loss<P: Learn>(layers: &Layers<P>, tokens: &[u32], turns: &mut Turns<P::Owned>, sum: &mut f64) -> Result<()> {
+fn loss<P: Learn>(
+    layers: &Layers<P>,
+    tokens: &[u32],
+    turns: &mut Turns<P::Owned>,
+    sum: &mut f64,
+    tally: &Tally,
+) -> Result<()> {
     let (read, next) = (&tokens[..tokens.len() - 1], &tokens[1..]);
-    let h = layers.run(layers.embed(read)?, 1, Some(turns.states()))?;
+    let h = layers.run(layers.embed(read)?, 1, Some(turns.states()), tally)?;
     let mut logits = layers.logits(read.len())?;
     layers.head(&P::view(&h), P::view_mut(&mut logits))?;
     *sum += layers.place.cross_entropy(P::view_mut(&mut logits), next, None)?;
     if sum.is_finite() {
-        return Ok(());
+        return tally.add_at(layers.place);
     }
     Err(Error::new(Kind::Argument, "logits").expected("finite numbers").got(format_args!("those of a loss of {sum}")))
 }

@@ -18,6 +18,7 @@ mod walk;
 
 use super::model::Home;
 use super::{Checkpoint, Config, Mixer, Model, Weight, Where};
+use crate::watch::{Stage, Tally, Unwatched, Watch};
 pub(super) use learn::Learn;
 use serde::Deserialize;
 use sidewinder_kernels::cpu::Exec;
@@ -149,8 +150,13 @@ impl Trainer {
     /// One step on `batch` concatenated sequences of equal length, in which each token but the last predicts the next
     /// one. If the loss or its gradient is not finite, the step fails and leaves the weights unchanged.
     pub fn step(&mut self, tokens: &[u32], batch: usize, how: &AdamW) -> Result<Progress> {
+        self.step_watched(tokens, batch, how, &Unwatched)
+    }
+
+    /// Like [`Trainer::step`], with reports to `watch` before the weights are changed.
+    pub fn step_watched(&mut self, tokens: &[u32], batch: usize, how: &AdamW, watch: &dyn Watch) -> Result<Progress> {
         how.check()?;
-        let loss = self.gradient(tokens, batch)?;
+        let loss = self.gradient_watched(tokens, batch, watch)?;
         let norm = self.memory.norm()?;
         if !(loss.is_finite() && norm.is_finite()) {
             return Err(Error::new(Kind::Argument, "learning_rate")
@@ -166,18 +172,24 @@ impl Trainer {
 
     /// Computes the loss and the gradient, which [`Trainer::gradients`] then returns.
     pub fn gradient(&mut self, tokens: &[u32], batch: usize) -> Result<f64> {
+        self.gradient_watched(tokens, batch, &Unwatched)
+    }
+
+    fn gradient_watched(&mut self, tokens: &[u32], batch: usize, watch: &dyn Watch) -> Result<f64> {
         let sequences = Sequences::new(tokens, batch, self.config.vocabulary)?;
+        let tally = Tally::begin(watch, Stage::Train, 2 * self.config.layers + 1)?;
         let Trainer { config, dtype, parts, numbers, memory, .. } = self;
         let model = (&*config, &*numbers, *dtype);
         match memory {
             Memory::Cpu(kept, exec) => {
                 let Kept { weights, gradient, .. } = kept;
-                Walk::new(&place::Cpu(exec), model, parts, weights)?.learn(&sequences, gradient)
+                Walk::new(&place::Cpu(exec), model, parts, weights)?.learn(&sequences, gradient, &tally)
             }
             Memory::Cuda(kept, device, tf32) => {
                 let lane = device.lane()?.allow_tf32(*tf32);
                 let Kept { weights, gradient, .. } = kept;
-                let loss = Walk::new(&place::Cuda(&lane), model, parts, weights)?.learn(&sequences, gradient)?;
+                let place = place::Cuda(&lane);
+                let loss = Walk::new(&place, model, parts, weights)?.learn(&sequences, gradient, &tally)?;
                 lane.synchronize()?;
                 Ok(loss)
             }

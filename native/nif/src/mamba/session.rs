@@ -4,6 +4,7 @@ use super::{Fed, HeldModel};
 use crate::answer::answer;
 use crate::ops::decode_map;
 use crate::tensor::{Output, Tensor};
+use crate::watch::Call;
 use rustler::{Binary, Encoder, Env, NewBinary, ResourceArc, Term};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::Described;
@@ -30,44 +31,57 @@ fn mamba_session(env: Env, model: ResourceArc<HeldModel>) -> Term {
 
 /// Processes a sequence; returns the output of its last row if requested, or `nil`.
 #[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_prefill_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
-    prefill(env, &session, input, wanted)
+fn mamba_prefill_cpu<'a>(
+    env: Env<'a>,
+    session: ResourceArc<HeldSession>,
+    input: Term<'a>,
+    wanted: bool,
+    watch: Term<'a>,
+) -> Term<'a> {
+    prefill(env, &session, input, wanted, watch)
 }
 
 /// Like `mamba_prefill_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_prefill_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, wanted: bool) -> Term<'a> {
-    prefill(env, &session, input, wanted)
+fn mamba_prefill_io<'a>(
+    env: Env<'a>,
+    session: ResourceArc<HeldSession>,
+    input: Term<'a>,
+    wanted: bool,
+    watch: Term<'a>,
+) -> Term<'a> {
+    prefill(env, &session, input, wanted, watch)
 }
 
-fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: bool) -> Term<'a> {
+fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: bool, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let fed = Fed::decode(input)?;
         let mut session = session.lock();
         if !wanted {
-            session.prefill(fed.input()?, None)?;
+            session.prefill_watched(fed.input()?, None, &watch)?;
             return Ok(rustler::types::atom::nil().encode(env));
         }
         let mut to = Output::new(session.model().output(&[1])?)?;
-        session.prefill(fed.input()?, Some(to.view_mut()?))?;
+        session.prefill_watched(fed.input()?, Some(to.view_mut()?), &watch)?;
         Ok(to.into_term(env))
     })
 }
 
 /// Processes all tokens but the last; returns the mean negative log-likelihood of all but the first.
 #[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
-    loss(env, &session, input)
+fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+    loss(env, &session, input, watch)
 }
 
 /// Like `mamba_loss_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_loss_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>) -> Term<'a> {
-    loss(env, &session, input)
+fn mamba_loss_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+    loss(env, &session, input, watch)
 }
 
-fn loss<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>) -> Term<'a> {
-    answer(env, || session.lock().loss(Fed::decode(input)?.tokens()?))
+fn loss<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+    answer(env, || session.lock().loss_watched(Fed::decode(input)?.tokens()?, &Call::decode(env, watch)?))
 }
 
 /// Steps sessions of one model by one token or frame each.

@@ -3,6 +3,7 @@
 use super::{Fed, HeldModel, loaded};
 use crate::answer::answer;
 use crate::ops::{Target, decode_map};
+use crate::watch::Call;
 use rustler::{Env, ResourceArc, Term};
 use sidewinder_models::mamba::train::{AdamW, Trainer};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,22 +27,35 @@ fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
 
 /// Trains on sequences for one step: `{loss, norm of the gradient}`.
 #[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_learn_cpu<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
-    learn(env, &trainer, input, how)
+fn mamba_learn_cpu<'a>(
+    env: Env<'a>,
+    trainer: ResourceArc<HeldTrainer>,
+    input: Term<'a>,
+    how: Term<'a>,
+    watch: Term<'a>,
+) -> Term<'a> {
+    learn(env, &trainer, input, how, watch)
 }
 
 /// Like `mamba_learn_cpu`, for work on a GPU.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_learn_io<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, input: Term<'a>, how: Term<'a>) -> Term<'a> {
-    learn(env, &trainer, input, how)
+fn mamba_learn_io<'a>(
+    env: Env<'a>,
+    trainer: ResourceArc<HeldTrainer>,
+    input: Term<'a>,
+    how: Term<'a>,
+    watch: Term<'a>,
+) -> Term<'a> {
+    learn(env, &trainer, input, how, watch)
 }
 
-fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>) -> Term<'a> {
+fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let fed = Fed::decode(input)?;
         let how: AdamW = decode_map("options", how)?;
         let [batch, _] = fed.sizes()?;
-        let progress = trainer.lock().step(fed.tokens()?, batch, &how)?;
+        let progress = trainer.lock().step_watched(fed.tokens()?, batch, &how, &watch)?;
         Ok((progress.loss, progress.norm))
     })
 }
@@ -49,13 +63,20 @@ fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>
 /// A model with the trainer's current weights, as [`mamba_load`] returns it; on the trainer's device if the target is
 /// `nil`.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_learnt<'a>(env: Env<'a>, trainer: ResourceArc<HeldTrainer>, loading: Term<'a>, target: Term<'a>) -> Term<'a> {
+fn mamba_learnt<'a>(
+    env: Env<'a>,
+    trainer: ResourceArc<HeldTrainer>,
+    loading: Term<'a>,
+    target: Term<'a>,
+    watch: Term<'a>,
+) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let trainer = trainer.lock();
         let place = match target.is_atom() {
             true => trainer.place(),
             false => decode_map::<Target>("target", target)?.place()?,
         };
-        loaded(env, trainer.checkpoint()?, &decode_map("options", loading)?, place)
+        loaded(env, trainer.checkpoint()?, &decode_map("options", loading)?, place, &watch)
     })
 }

@@ -5,6 +5,7 @@ use crate::mamba::block::Block;
 use crate::mamba::quantize::{self, OF_LAYER};
 use crate::mamba::weights::Weight;
 use crate::mamba::{Config, Layer, Mixer};
+use crate::watch::Tally;
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Result;
@@ -31,23 +32,25 @@ type Head = Option<Dense<Weight>>;
 const TOLD: usize = 1000;
 
 impl Taker<'_> {
-    /// The weights of the layers with these numbers, up to the configuration's number of layers. Missing layers are
-    /// reported as ranges, because a configuration may claim billions.
+    /// The weights of the layers with these numbers, each a part of `tally`. Missing layers are reported as ranges,
+    /// because a configuration may claim billions.
     pub(super) fn layers(
         &mut self,
         config: &Config,
         prefix: &str,
         numbers: BTreeSet<usize>,
-    ) -> Vec<Option<Layer<Weight>>> {
+        tally: &Tally,
+    ) -> Result<Vec<Option<Layer<Weight>>>> {
         let mut layers = Vec::new();
         let mut next = 0;
-        for number in numbers.into_iter().take_while(|&number| number < config.layers) {
+        for number in numbers {
             self.nothing_of(prefix, next..number);
             next = number + 1;
             layers.push(self.layer(config, &format!("{prefix}{number}.")));
+            tally.add(1)?;
         }
         self.nothing_of(prefix, next..config.layers);
-        layers
+        Ok(layers)
     }
 
     fn nothing_of(&mut self, prefix: &str, numbers: Range<usize>) {

@@ -6,6 +6,7 @@ use crate::mamba::block::Block;
 use crate::mamba::checkpoint::{EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, of_block, squeezed};
 use crate::mamba::mamba2::{self, Mamba2};
 use crate::mamba::{Config, Mixer};
+use crate::watch::Tally;
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Named, gradient_of, named};
@@ -82,14 +83,16 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(Walk { place, config, numbers, dtype, parts, weights })
     }
 
-    /// Writes the gradient of the mean loss, and returns the loss.
-    pub fn learn(&self, sequences: &Sequences, gradient: &mut P::Owned) -> Result<f64> {
+    /// Writes the gradient of the mean loss, and returns the loss. The layers of each pass and the head are the parts of
+    /// `tally`.
+    pub fn learn(&self, sequences: &Sequences, gradient: &mut P::Owned, tally: &Tally) -> Result<f64> {
         let rows = sequences.read.len();
         let mut gradients = self.split(P::view_mut(gradient))?;
-        let trace = self.forward(sequences)?;
+        let trace = self.forward(sequences, tally)?;
         let Numbers { embedding, head, .. } = *self.numbers;
         let (loss, dlast, mut of_table) = self.through_head(&trace.normed[self.config.layers], head, sequences)?;
-        let dx = self.backward(sequences.batch, &trace, dlast, &mut gradients)?;
+        tally.add_at(self.place)?;
+        let dx = self.backward(sequences.batch, &trace, dlast, &mut gradients, tally)?;
         // Tied embeddings have one gradient, which sums those of the head and of the embedding.
         if head != embedding {
             self.place.map(Map::Sum, &[P::view(&of_table)], gradients.take(head))?;
@@ -114,7 +117,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok((loss, dh, dw))
     }
 
-    fn forward(&self, sequences: &Sequences) -> Result<Trace<P::Owned>> {
+    fn forward(&self, sequences: &Sequences, tally: &Tally) -> Result<Trace<P::Owned>> {
         let Config { layers, width, .. } = *self.config;
         let rows = sequences.read.len();
         let mut x = self.empty(&[rows, width])?;
@@ -128,6 +131,7 @@ impl<'p, P: Learn> Walk<'p, P> {
             self.place.map(Map::Sum, &[P::view(&trace.sums[layer]), P::view(&y)], P::view_mut(&mut sum))?;
             trace.sums.push(sum);
             trace.normed.push(h);
+            tally.add_at(self.place)?;
         }
         trace.normed.push(self.norm(&trace.sums[layers], self.numbers.norms[layers])?);
         Ok(trace)
@@ -140,6 +144,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         trace: &Trace<P::Owned>,
         dlast: P::Owned,
         gradients: &mut Gradients<P::ViewMut<'_>>,
+        tally: &Tally,
     ) -> Result<P::Owned> {
         let layers = self.config.layers;
         let mut dx = self.norm_backward(&trace.sums[layers], self.numbers.norms[layers], &dlast, gradients)?;
@@ -149,6 +154,7 @@ impl<'p, P: Learn> Walk<'p, P> {
             let mut sum = self.like(&dx)?;
             self.place.map(Map::Sum, &[P::view(&dx), P::view(&through)], P::view_mut(&mut sum))?;
             dx = sum;
+            tally.add_at(self.place)?;
         }
         Ok(dx)
     }
