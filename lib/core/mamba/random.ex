@@ -55,7 +55,7 @@ defmodule Sidewinder.Mamba.Random do
 
   defp refuse!(own, names, mixer) do
     for name <- names,
-        do: Options.check!(own[name], own[name] == nil, name, "none but with mixer: #{mixer}")
+        do: Options.check!(own[name], is_nil(own[name]), name, "none but with mixer: #{mixer}")
 
     own
   end
