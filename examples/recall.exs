@@ -9,7 +9,11 @@
 # trained on the same tokens; it can only guess. What was measured is written to FOLDER (`examples/results`):
 # `recall.json`, and `recall.svg`, a plot of it.
 
+Code.require_file("curves.exs", __DIR__)
+
 defmodule Recall do
+  alias Sidewinder.Examples.Curves
+
   # Tokens: keys, then values, then noise.
   @keys 4
   @values 4
@@ -187,21 +191,15 @@ defmodule Recall do
   end
 
   defp json(%{curve: curve, without_curve: without} = results) do
-    rows = fn curve -> curve |> thinned() |> Enum.map_join(",\n", &"    #{row(&1)}") end
-    plain = Map.drop(results, [:curve, :without_curve])
-    fields = for {key, value} <- Enum.sort(plain), do: ~s(  "#{key}": #{value})
+    rows = [with_state_by_step: thinned(curve), without_state_by_step: thinned(without)]
 
-    """
-    {
-    #{Enum.join(fields, ",\n")},
-      "with_state_by_step": [
-    #{rows.(curve)}
-      ],
-      "without_state_by_step": [
-    #{rows.(without)}
-      ]
-    }
-    """
+    rows =
+      for {name, curve} <- rows,
+          do:
+            {name,
+             Enum.map(curve, &for(key <- [:step, :length, :loss, :right], do: {key, &1[key]}))}
+
+    results |> Map.drop([:curve, :without_curve]) |> Curves.json(rows)
   end
 
   # Ten steps of one length as one, the last of them.
@@ -212,56 +210,20 @@ defmodule Recall do
     end
   end
 
-  defp row(%{step: step, length: length, loss: loss, right: right}) do
-    ~s({"step": #{step}, "length": #{length}, "loss": #{Float.round(loss, 4)}, "right": #{Float.round(right, 4)}})
-  end
-
   # The part of right answers, and how long sequences were.
-  defp plot(%{curve: curve, without_curve: without, chance: chance}) do
-    last = length(curve) - 1
-    line = fn curve, colour -> line(points(curve, last), colour) end
-    marks = for {a, b} <- Enum.zip(curve, tl(curve)), a.length != b.length, do: mark(b, last)
+  defp plot(%{curve: curve, without_curve: without}) do
+    marks = for {a, b} <- Enum.zip(curve, tl(curve)), a.length != b.length, do: {b.step, b.length}
 
-    """
-    <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 360" font-family="sans-serif" font-size="12">
-    <rect width="720" height="360" fill="white"/>
-    <text x="50" y="22">Answers that are right, by training step; sequences grow to #{@steps} steps</text>
-    #{Enum.map_join([0.0, 0.25, 0.5, 0.75, 1.0], "\n", &grid/1)}
-    #{Enum.join(marks, "\n")}
-    #{line.(without, "#d95f02")}
-    #{line.(curve, "#1b6ca8")}
-    <text x="560" y="#{round(y(chance)) - 8}" fill="#d95f02">without its state</text>
-    <text x="560" y="#{round(y(1.0)) + 16}" fill="#1b6ca8">MM-Rec</text>
-    </svg>
-    """
+    Curves.svg(
+      "Answers that are right, by training step; sequences grow to #{@steps} steps",
+      [{"without its state", "#d95f02", points(without)}, {"MM-Rec", "#1b6ca8", points(curve)}],
+      marks
+    )
   end
 
-  defp points(curve, last) do
-    for %{step: step, right: right} <- thinned(curve) do
-      "#{Float.round(x(step, last), 1)},#{Float.round(y(right), 1)}"
-    end
-  end
+  defp points(curve), do: for(%{step: step, right: right} <- thinned(curve), do: {step, right})
 
-  defp line(points, colour) do
-    ~s(<polyline fill="none" stroke="#{colour}" stroke-width="2" points="#{Enum.join(points, " ")}"/>)
-  end
-
-  defp grid(part) do
-    ~s(<line x1="50" x2="700" y1="#{y(part)}" y2="#{y(part)}" stroke="#ddd"/>) <>
-      ~s(<text x="8" y="#{y(part) + 4}">#{percent(part)}</text>)
-  end
-
-  defp mark(%{step: step, length: length}, last) do
-    at = Float.round(x(step, last), 1)
-
-    ~s(<line x1="#{at}" x2="#{at}" y1="40" y2="320" stroke="#bbb" stroke-dasharray="3"/>) <>
-      ~s(<text x="#{at + 2}" y="338" fill="#666">#{length}</text>)
-  end
-
-  defp x(step, last), do: 50 + 650 * step / max(last, 1)
-  defp y(part), do: 320 - 280 * part
-
-  defp percent(part), do: "#{Float.round(100.0 * part, 1)}%"
+  defp percent(part), do: Curves.percent(part)
   defp seconds(microseconds), do: "#{div(microseconds, 1_000_000)} s"
 end
 

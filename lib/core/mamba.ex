@@ -194,8 +194,9 @@ defmodule Sidewinder.Mamba do
   A model of random weights.
 
   Options besides those of `new/3`: `:layers` and `:width`, which must be given; `:vocabulary` (a backbone without),
-  `:expand` (2), `:state` (16), `:rank` (width / 16), `:conv` (4), `:seed` (1). Weights are drawn as layers are
-  initialised before training.
+  `:mixer` (`:mamba`, or `:mamba2`), `:expand` (2), `:state` (16, and 128 in Mamba-2), `:conv` (4), `:seed` (1); only for
+  Mamba `:rank` (width / 16), only for Mamba-2 `:heads` (of 64 channels) and `:groups` (1). Weights are drawn as layers
+  are initialised before training.
 
       iex> model = Sidewinder.Mamba.random(layers: 2, width: 16, vocabulary: 11, backend: :cpu)
       iex> Sidewinder.Mamba.forward(model, [[1, 2, 3]]).shape
@@ -203,6 +204,8 @@ defmodule Sidewinder.Mamba do
       iex> backbone = Sidewinder.Mamba.random(layers: 2, width: 16, backend: :cpu)
       iex> Sidewinder.Mamba.forward(backbone, Sidewinder.Tensor.from_list([1, 2], :f32, {1, 1, 2}))
       ** (Sidewinder.Error) features: expected f32 (..., 16), got f32 (1, 1, 2)
+      iex> Sidewinder.Mamba.random(mixer: :mamba2, layers: 2, width: 64, backend: :cpu).config.heads
+      2
   """
   @spec random(keyword) :: t
   def random(options) do

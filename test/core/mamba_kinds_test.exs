@@ -100,9 +100,12 @@ defmodule Sidewinder.MambaKindsTest do
     assert Mamba.forward(same, tokens) == Mamba.forward(load(path("mamba2_groups")), tokens)
   end
 
-  test "Mamba-2 learns a text" do
-    for name <- ["mamba2", "mamba2_groups"] do
-      model = load(path(name))
+  test "Mamba-2 learns a text, from random weights too" do
+    random = [mixer: :mamba2, layers: 1, width: 16, vocabulary: 11, heads: 4, groups: 2, state: 5]
+    random = Mamba.random([backend: :cpu] ++ random)
+    assert %{mixer: :mamba2, inner: 32, heads: 4, groups: 2, state: 5, rank: 0} = random.config
+
+    for model <- [load(path("mamba2")), load(path("mamba2_groups")), random] do
       trainer = Trainer.new(model)
       batch = [[1, 2, 3, 4, 5, 6], [3, 4, 5, 6, 7, 8]]
       for _ <- 1..40, do: Trainer.step(trainer, batch, learning_rate: 0.01)

@@ -155,7 +155,17 @@ defmodule Sidewinder.MambaRefusalsTest do
       refused([{:option, told, random.([{name, value}])}])
     end
 
+    second = fn changed -> random.([mixer: :mamba2] ++ changed) end
+
     refused([
+      {:option, "mixer", random.(mixer: :mamba3)},
+      {:option, "heads", random.(heads: 2)},
+      {:option, "groups", random.(groups: 1)},
+      {:option, "rank", second.(rank: 1)},
+      {:option, "heads", second.(heads: 5)},
+      {:option, "heads", second.(heads: 0)},
+      {:option, "groups", second.(heads: 4, groups: 3)},
+      {:option, "state", second.(state: Integer.pow(2, 31))},
       {:option, "copy", random.(copy: true)},
       {:option, "options", fn -> Mamba.random(%{layers: 1, width: 16}) end}
     ])
