@@ -41,6 +41,10 @@ MAMBA = {
     "prefill": MODELS,
     "decode": MODELS + ("transformers_compiled/default",) + READS,
 }
+MAMBA2 = {
+    "prefill": ("transformers/eager", "jax/plain"),
+    "decode": ("transformers/eager", "jax/plain") + READS,
+}
 RECURRENCE = ("torch_eager/per_step", "torch_compile/per_step", "jax/scan", "gru/torch")
 MM_REC = {
     "block_recurrence": RECURRENCE,
@@ -75,6 +79,7 @@ SUITES = {
     "ssd": Suite(ssd.ON_CPU, {"ssd": ("torch_eager/chunked", "torch_compile/chunked")}, KEEP_MEMORY),
     "transformer": Suite(transformer.WORKLOADS, TRANSFORMER, KEEP_MEMORY),
     "mamba": Suite(mamba.WORKLOADS, MAMBA, KEEP_MEMORY),
+    "mamba2": Suite(mamba.SECOND, MAMBA2, KEEP_MEMORY),
     "quant": Suite(quant.WORKLOADS, QUANT, KEEP_MEMORY),
     "mm_rec": Suite(mm_rec.ON_CPU, MM_REC, KEEP_MEMORY),
 }
@@ -101,7 +106,7 @@ def environment(job):
 
 def peer(name, job, out):
     if name == "read/ours":
-        return ours(job._replace(workload=mamba.READ), out)
+        return ours(job._replace(workload=mamba.read(job.workload)), out)
     command = pinned(peer_command(name, job, "cpu", out), job.threads)
     return Served(command, environment(job))
 

@@ -1,4 +1,4 @@
-"""A Mamba language model: its random checkpoint, what transformers make of it, the workloads."""
+"""Mamba and Mamba-2 language models: their random checkpoints, what transformers make of them, the workloads."""
 
 import json
 
@@ -11,53 +11,94 @@ CONFIG = "config.json"
 TOKENS = "tokens.json"
 
 
-def weights(random, layers, width, inner, state, rank, conv, vocabulary, **_tokens):
+def matrix(random, *shape):
+    unit = 2 * random.random(shape, np.float32) - 1
+    return unit / np.sqrt(np.float32(shape[-1]))
+
+
+def around_one(random, *shape):
+    return random.uniform(0.5, 1.5, shape)
+
+
+def dt_bias(random, count):
+    """The inverse softplus of usual step sizes."""
+    step = np.exp(random.uniform(np.log(0.001), np.log(0.1), count))
+    return step + np.log(-np.expm1(-step))
+
+
+def mixer(random, width, inner, state, rank, conv, **_model):
+    decay = np.arange(1, state + 1) * random.uniform(0.9, 1.1, (inner, state))
+    return {
+        "in_proj.weight": matrix(random, 2 * inner, width),
+        "conv1d.weight": matrix(random, inner, 1, conv),
+        "conv1d.bias": random.uniform(-0.5, 0.5, inner),
+        "x_proj.weight": matrix(random, rank + 2 * state, inner),
+        "dt_proj.weight": matrix(random, inner, rank),
+        "dt_proj.bias": dt_bias(random, inner),
+        "A_log": np.log(decay),
+        "D": around_one(random, inner),
+        "out_proj.weight": matrix(random, width, inner),
+    }
+
+
+def mixer2(random, width, inner, state, heads, conv, **_model):
+    convolved = inner + 2 * state
+    return {
+        "in_proj.weight": matrix(random, inner + convolved + heads, width),
+        "conv1d.weight": matrix(random, convolved, 1, conv),
+        "conv1d.bias": random.uniform(-0.5, 0.5, convolved),
+        "dt_bias": dt_bias(random, heads),
+        "A_log": np.log(random.uniform(1, 16, heads)),
+        "D": around_one(random, heads),
+        "norm.weight": around_one(random, inner),
+        "out_proj.weight": matrix(random, width, inner),
+    }
+
+
+def weights(random, layers, width, vocabulary, **sizes):
     """By Hugging Face's names, of the usual sizes of initial weights; each of its own value."""
 
-    def matrix(*shape):
-        unit = 2 * random.random(shape, np.float32) - 1
-        return unit / np.sqrt(np.float32(shape[-1]))
-
-    def around_one(*shape):
-        return random.uniform(0.5, 1.5, shape)
-
     def layer():
-        step = np.exp(random.uniform(np.log(0.001), np.log(0.1), inner))
-        decay = np.arange(1, state + 1) * random.uniform(0.9, 1.1, (inner, state))
-        return {
-            "norm.weight": around_one(width),
-            "mixer.in_proj.weight": matrix(2 * inner, width),
-            "mixer.conv1d.weight": matrix(inner, 1, conv),
-            "mixer.conv1d.bias": random.uniform(-0.5, 0.5, inner),
-            "mixer.x_proj.weight": matrix(rank + 2 * state, inner),
-            "mixer.dt_proj.weight": matrix(inner, rank),
-            "mixer.dt_proj.bias": step + np.log(-np.expm1(-step)),  # inverse softplus
-            "mixer.A_log": np.log(decay),
-            "mixer.D": around_one(inner),
-            "mixer.out_proj.weight": matrix(width, inner),
-        }
+        own = (mixer2 if "heads" in sizes else mixer)(random, width, **sizes)
+        mixed = {f"mixer.{name}": value for name, value in own.items()}
+        return {"norm.weight": around_one(random, width), **mixed}
 
     return {
-        "backbone.embeddings.weight": matrix(vocabulary, width),
+        "backbone.embeddings.weight": matrix(random, vocabulary, width),
         **{
             f"backbone.layers.{i}.{name}": value
             for i in range(layers)
             for name, value in layer().items()
         },
-        "backbone.norm_f.weight": around_one(width),
+        "backbone.norm_f.weight": around_one(random, width),
     }
 
 
-def config(layers, width, inner, state, rank, conv, vocabulary, **_tokens):
+def kind(inner, rank=None, heads=None):
+    """What is only in the configuration of a Mamba-2, or of a Mamba."""
+    if heads:
+        return dict(
+            architectures=["Mamba2ForCausalLM"],
+            model_type="mamba2",
+            num_heads=heads,
+            head_dim=inner // heads,
+            n_groups=1,
+        )
     return dict(
         architectures=["MambaForCausalLM"],
         model_type="mamba",
+        intermediate_size=inner,
+        time_step_rank=rank,
+    )
+
+
+def config(layers, width, inner, state, conv, vocabulary, prompt, steps, **own):
+    return dict(
+        kind(inner, **own),
         num_hidden_layers=layers,
         hidden_size=width,
-        intermediate_size=inner,
         expand=inner // width,
         state_size=state,
-        time_step_rank=rank,
         conv_kernel=conv,
         vocab_size=vocabulary,
         layer_norm_epsilon=1e-5,
@@ -97,6 +138,9 @@ def squares(_folder, tensors):
 MAMBA_130M = dict(
     layers=24, width=768, inner=1536, state=16, rank=48, conv=4, vocabulary=50280
 )
+MAMBA2_130M = dict(
+    layers=24, width=768, inner=1536, state=128, heads=24, conv=4, vocabulary=50288
+)
 PREFILL = Op(
     "prefill",
     weights,
@@ -112,8 +156,19 @@ DECODE = PREFILL._replace(
     limit=squares,
     moves=lambda tensors: sum(value.nbytes for value in tensors.values()),
 )
-WORKLOADS = (
-    Workload("mamba-130m-prefill-512", PREFILL, dict(MAMBA_130M, prompt=512, steps=0)),
-    Workload("mamba-130m-decode", DECODE, dict(MAMBA_130M, prompt=16, steps=8)),
-)
-READ = WORKLOADS[1]._replace(op=DECODE._replace(name="read", ours="read"))
+
+
+def workloads(name, sizes):
+    return (
+        Workload(f"{name}-prefill-512", PREFILL, dict(sizes, prompt=512, steps=0)),
+        Workload(f"{name}-decode", DECODE, dict(sizes, prompt=16, steps=8)),
+    )
+
+
+WORKLOADS = workloads("mamba-130m", MAMBA_130M)
+SECOND = workloads("mamba2-130m", MAMBA2_130M)
+
+
+def read(workload):
+    """What `workload` is to merely read its weights."""
+    return workload._replace(op=DECODE._replace(name="read", ours="read"))

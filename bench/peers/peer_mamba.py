@@ -1,11 +1,11 @@
-"""Mamba language models by transformers, and mere reads of their weights, as worker.py times them."""
+"""Mamba and Mamba-2 language models by transformers, and mere reads of their weights, as worker.py times them."""
 
 import json
 from itertools import cycle
 
 import numpy as np
 import torch
-from transformers import MambaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from common import host_clock, read_tensors
 from mamba import MODEL, TOKENS
@@ -19,7 +19,7 @@ def prepare(name, op, folder, device, threads):
     if name in READS:
         return read_of(READS[name], folder)
     tokens = json.loads((folder / TOKENS).read_text())
-    model = MambaForCausalLM.from_pretrained(folder).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
     made = FORMS[name](model)
     if op == "prefill":
         return prefill(made, ids(tokens["prompt"])), lambda first: logits([first])

@@ -238,7 +238,7 @@ def arguments(description, suites):
         "--seconds", type=float, default=2.0, help="per contender and round"
     )
     args = parser.parse_args()
-    if args.gradient and args.suite in ("transformer", "mamba", "quant"):
+    if args.gradient and args.suite in ("transformer", "mamba", "mamba2", "quant"):
         parser.error(f"{args.suite} is raced without gradients")
     return args
 

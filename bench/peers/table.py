@@ -27,6 +27,7 @@ MAMBA = {
     "ours": "Sidewinder",
     "transformers": "transformers on PyTorch",
     "transformers_compiled": "by `torch.compile`",
+    "jax": "JAX",
     "candle": "candle",
 }
 MM_REC = {
@@ -64,6 +65,7 @@ ABOUT = {
     "bf16": (BF16, None),
     "transformer": (TRANSFORMER, "copy"),
     "mamba": (MAMBA, "read"),
+    "mamba2": (MAMBA, "read"),
     "mm_rec": (MM_REC, None),
     "quant": (QUANT, None),
     "ssd": (SSD, None),
@@ -76,6 +78,7 @@ TOOLS = {
     "gated_delta_rule": ("torch", "triton", "flash-linear-attention"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
+    "mamba2": ("transformers", "torch", "jax", "numpy"),
     "mm_rec": ("torch", "jax"),
     "quant": ("candle", "ggml_python", "torch", "numpy"),
 }

@@ -61,7 +61,7 @@ def arguments():
 
 def module(name, op):
     if op in ("prefill", "decode"):
-        return importlib.import_module("peer_mamba")
+        return importlib.import_module("peer_mamba_jax" if "jax" in name else "peer_mamba")
     library = next((word for word in ("jax", "numpy", "ggml") if word in name), "torch")
     return importlib.import_module(f"peer_{library}")
 
