@@ -30,6 +30,7 @@ KINDS = {
     "cuda_time_h200": tables.scan_kernels("of_exponentials", "of_bandwidth"),
     "exla_": tables.exla,
     "frames_": tables.frames,
+    "long_": tables.long,
     "mamba_quantized_": tables.mamba_quantized,
     "mamba_time_": tables.mamba_time,
     "mm_rec_cuda": tables.raced("recurrence"),

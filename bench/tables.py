@@ -188,6 +188,21 @@ def packed(path):
     return [grid(head, body), machine(about)]
 
 
+def long(path):
+    rows, about = rows_of(path)
+    body = []
+    for row in rows:
+        if "op" in row:
+            both = [row[row["op"]], row[row["op"] + "_backward"]]
+            errors = [f"{max(call['errors'].values()):.1e}" for call in both]
+            memory = [f"{call['workspace_megabytes']} MB" for call in both]
+            all_states = f"{row['megabytes_of_all_states']} MB"
+            times = [cell(call["ms"]) for call in both]
+            body.append([f"`{row['op']}`", row["dtype"], *times, *memory, all_states, *errors])
+    head = ["op", "type", "forward", "gradient", "its memory", "the gradient's", "all states", "error", "the gradient's"]
+    return [grid(head, body), machine(about)]
+
+
 def mamba_time(path):
     rows, _ = rows_of(path)
     types = distinct(rows, "dtype")
