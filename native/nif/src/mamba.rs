@@ -257,20 +257,13 @@ impl<'a> Fed<'a> {
     }
 }
 
+scheduled!(mamba_forward_cpu, mamba_forward_io => forward,
+    [model: ResourceArc<HeldModel>] [input: Term<'a>] [watch: Term<'a>]);
+
 /// Runs whole sequences; the result is on the model's device.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_forward_cpu<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
-    forward(env, &model.0, input, watch)
-}
-
-/// Like `mamba_forward_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_forward_io<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
-    forward(env, &model.0, input, watch)
-}
-
-fn forward<'a>(env: Env<'a>, model: &Model, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+fn forward<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let model = &model.0;
         let watch = Call::decode(env, watch)?;
         let fed = Fed::decode(input)?;
         let [batch, length] = fed.sizes()?;

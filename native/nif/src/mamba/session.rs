@@ -29,31 +29,17 @@ fn mamba_session(env: Env, model: ResourceArc<HeldModel>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldSession(Mutex::new(Session::new(&model.0)?)))))
 }
 
+scheduled!(mamba_prefill_cpu, mamba_prefill_io => prefill,
+    [session: ResourceArc<HeldSession>] [input: Term<'a>] [wanted: bool] [watch: Term<'a>]);
+
 /// Processes a sequence; returns the output of its last row if requested, or `nil`.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_prefill_cpu<'a>(
+fn prefill<'a>(
     env: Env<'a>,
     session: ResourceArc<HeldSession>,
     input: Term<'a>,
     wanted: bool,
     watch: Term<'a>,
 ) -> Term<'a> {
-    prefill(env, &session, input, wanted, watch)
-}
-
-/// Like `mamba_prefill_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_prefill_io<'a>(
-    env: Env<'a>,
-    session: ResourceArc<HeldSession>,
-    input: Term<'a>,
-    wanted: bool,
-    watch: Term<'a>,
-) -> Term<'a> {
-    prefill(env, &session, input, wanted, watch)
-}
-
-fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: bool, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
         let watch = Call::decode(env, watch)?;
         let fed = Fed::decode(input)?;
@@ -68,38 +54,21 @@ fn prefill<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, wanted: boo
     })
 }
 
+scheduled!(mamba_loss_cpu, mamba_loss_io => loss,
+    [session: ResourceArc<HeldSession>] [input: Term<'a>] [watch: Term<'a>]);
+
 /// Processes all tokens but the last; returns the mean negative log-likelihood of all but the first.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_loss_cpu<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
-    loss(env, &session, input, watch)
-}
-
-/// Like `mamba_loss_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_loss_io<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
-    loss(env, &session, input, watch)
-}
-
-fn loss<'a>(env: Env<'a>, session: &HeldSession, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
+fn loss<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, input: Term<'a>, watch: Term<'a>) -> Term<'a> {
     answer(env, || session.lock().loss_watched(Fed::decode(input)?.tokens()?, &Call::decode(env, watch)?))
 }
 
+scheduled!(mamba_step_cpu, mamba_step_io => step, [sessions: Vec<ResourceArc<HeldSession>>] [input: Term<'a>]);
+
 /// Steps sessions of one model by one token or frame each.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_step_cpu<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
-    step(env, &sessions, input)
-}
-
-/// Like `mamba_step_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_step_io<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
-    step(env, &sessions, input)
-}
-
-fn step<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>) -> Term<'a> {
+fn step<'a>(env: Env<'a>, sessions: Vec<ResourceArc<HeldSession>>, input: Term<'a>) -> Term<'a> {
     answer(env, || {
         let fed = Fed::decode(input)?;
-        let mut locked = lock(sessions)?;
+        let mut locked = lock(&sessions)?;
         let Some(first) = locked.first() else {
             return Err(Error::new(Kind::Argument, "sessions").expected("at least one").got("none"));
         };
@@ -110,34 +79,21 @@ fn step<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>
     })
 }
 
+scheduled!(mamba_next_cpu, mamba_next_io => next,
+    [sessions: Vec<ResourceArc<HeldSession>>] [input: Term<'a>] [samplings: Vec<Term<'a>>]);
+
 /// Steps sessions of one language model by one token each, and samples the next token of each, by one map of options
 /// per session.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_next_cpu<'a>(
+fn next<'a>(
     env: Env<'a>,
     sessions: Vec<ResourceArc<HeldSession>>,
     input: Term<'a>,
     samplings: Vec<Term<'a>>,
 ) -> Term<'a> {
-    next(env, &sessions, input, &samplings)
-}
-
-/// Like `mamba_next_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_next_io<'a>(
-    env: Env<'a>,
-    sessions: Vec<ResourceArc<HeldSession>>,
-    input: Term<'a>,
-    samplings: Vec<Term<'a>>,
-) -> Term<'a> {
-    next(env, &sessions, input, &samplings)
-}
-
-fn next<'a>(env: Env<'a>, sessions: &[ResourceArc<HeldSession>], input: Term<'a>, samplings: &[Term<'a>]) -> Term<'a> {
     answer(env, || {
         let fed = Fed::decode(input)?;
-        let mut locked = lock(sessions)?;
-        let samplings = decode_samplings(samplings)?;
+        let mut locked = lock(&sessions)?;
+        let samplings = decode_samplings(&samplings)?;
         // The random draw of a token depends on its position in the text.
         let places = locked.iter().map(|session| session.length() + 1);
         let choices: Vec<_> = samplings.into_iter().zip(places).collect();

@@ -25,31 +25,17 @@ fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
     answer(env, || Ok(ResourceArc::new(HeldTrainer(Mutex::new(Trainer::new(&model.0)?)))))
 }
 
+scheduled!(mamba_learn_cpu, mamba_learn_io => learn,
+    [trainer: ResourceArc<HeldTrainer>] [input: Term<'a>] [how: Term<'a>] [watch: Term<'a>]);
+
 /// Trains on sequences for one step: `{loss, norm of the gradient}`.
-#[rustler::nif(schedule = "DirtyCpu")]
-fn mamba_learn_cpu<'a>(
+fn learn<'a>(
     env: Env<'a>,
     trainer: ResourceArc<HeldTrainer>,
     input: Term<'a>,
     how: Term<'a>,
     watch: Term<'a>,
 ) -> Term<'a> {
-    learn(env, &trainer, input, how, watch)
-}
-
-/// Like `mamba_learn_cpu`, for work on a GPU.
-#[rustler::nif(schedule = "DirtyIo")]
-fn mamba_learn_io<'a>(
-    env: Env<'a>,
-    trainer: ResourceArc<HeldTrainer>,
-    input: Term<'a>,
-    how: Term<'a>,
-    watch: Term<'a>,
-) -> Term<'a> {
-    learn(env, &trainer, input, how, watch)
-}
-
-fn learn<'a>(env: Env<'a>, trainer: &HeldTrainer, input: Term<'a>, how: Term<'a>, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
         let watch = Call::decode(env, watch)?;
         let fed = Fed::decode(input)?;
