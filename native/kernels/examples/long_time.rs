@@ -14,7 +14,7 @@ use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, AnyOp, Call, Named};
 use sidewinder_kernels::ops;
-use sidewinder_kernels::tensor::{DType, Described, Owned, View};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::time::Instant;
 
 const STEPS: usize = 1 << 20;
@@ -128,10 +128,7 @@ fn on_cpu(call: &Call, inputs: &Named<Owned>) -> Result<(Named<Owned>, Value)> {
 
 fn on_device(call: &Call, inputs: &Named<Owned>, device: &Device) -> Result<(Named<Owned>, Value)> {
     let lane = device.lane()?;
-    let uploaded = inputs.try_map(|tensor| {
-        let buffer = Buffer::new(device, tensor.spec())?;
-        lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
-    })?;
+    let uploaded = common::uploaded(&lane, inputs)?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let queue = || call.cuda(&uploaded.as_ref(), &outputs.as_ref(), &lane);
     queue()?;
@@ -167,13 +164,9 @@ impl Memory {
 /// The largest error of each output, relative to the output's largest value.
 fn errors(outputs: &Named<Owned>, expected: &Named<Owned>) -> Value {
     let error = |name: &str, output: &Owned| {
-        let values = |view: View| view.to_f64();
-        let (got, expected) = (values(output.view()), values(expected.find(name)?.view()));
-        let largest = expected.fold(0.0f64, |most, value| most.max(value.abs()));
-        // NaN wins, so that it is seen.
-        let worst =
-            (got - expected).fold(0.0f64, |most, off| if off.abs() > most || off.is_nan() { off.abs() } else { most });
-        Some((name.to_string(), json!(worst / largest)))
+        let expected = expected.find(name)?;
+        let largest = expected.view().to_f64().fold(0.0f64, |most, value| most.max(value.abs()));
+        Some((name.to_string(), json!(common::worst(output, expected, 0.0, largest))))
     };
     outputs.iter().filter_map(|(name, output)| error(name, output)).collect::<serde_json::Map<_, _>>().into()
 }

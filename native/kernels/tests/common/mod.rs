@@ -18,7 +18,7 @@ pub mod ssd;
 pub mod ternary;
 
 use sidewinder_kernels::cpu::{Exec, Level};
-use sidewinder_kernels::cuda::{self, Device, Lane};
+use sidewinder_kernels::cuda::{self, Buffer, Device, Lane};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named, Op};
 use sidewinder_kernels::ops;
@@ -89,6 +89,14 @@ impl Place<'_> {
         }
         .unwrap()
     }
+}
+
+/// Copies of tensors on the lane's device.
+pub fn uploaded(lane: &Lane, tensors: &Named<Owned>) -> Result<Named<Buffer>> {
+    tensors.try_map(|tensor| {
+        let buffer = Buffer::new(lane.device(), tensor.spec())?;
+        lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
+    })
 }
 
 /// Milliseconds of device time per call by events, over several calls.

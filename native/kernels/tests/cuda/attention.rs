@@ -112,11 +112,7 @@ impl Case {
 fn run<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let lane = device.lane().unwrap();
     let call = ops::call::<O>(op::specs(inputs), options).unwrap();
-    let sources = inputs.map(|tensor| {
-        let buffer = Buffer::new(device, tensor.spec()).unwrap();
-        lane.upload(tensor.view().bytes(), &buffer).unwrap();
-        buffer
-    });
+    let sources = common::uploaded(&lane, inputs).unwrap();
     let results = call.outputs().map(|spec| {
         let buffer = Buffer::new(device, *spec).unwrap();
         lane.poison(&buffer).unwrap();

@@ -217,11 +217,7 @@ fn many_launches_at_once_give_the_same_bits() {
             scope.spawn(|| {
                 let lane = device.lane().unwrap();
                 let call = ops::call::<CumprodScan>(op::specs(&inputs), &plain(false)).unwrap();
-                let given = inputs.try_map(|tensor| {
-                    let buffer = Buffer::new(&device, tensor.spec())?;
-                    lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
-                });
-                let given = given.unwrap();
+                let given = common::uploaded(&lane, &inputs).unwrap();
                 let results = call.outputs().try_map(|&spec| Buffer::new(&device, spec)).unwrap();
                 for _ in 0..50 {
                     results.iter().for_each(|(_, buffer)| lane.poison(buffer).unwrap());

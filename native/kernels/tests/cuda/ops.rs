@@ -272,7 +272,7 @@ fn run_behind<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned
     });
     let call = ops::call::<O>(op::specs(inputs), options).unwrap();
     let outputs = call.outputs().map(|&spec| poisoned(spec));
-    call.cuda(&given.map(|buffer| buffer), &outputs.map(|buffer| buffer), &lane).unwrap();
+    call.cuda(&given.as_ref(), &outputs.as_ref(), &lane).unwrap();
     outputs.map(|buffer| {
         let mut got = Owned::poisoned(buffer.spec());
         lane.download(buffer, got.view_mut().bytes()).unwrap();

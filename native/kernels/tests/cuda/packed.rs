@@ -5,7 +5,7 @@ use crate::common::check::noise;
 use crate::common::gpu;
 use crate::common::on_device::{agrees, agrees_by};
 use crate::common::packed::{self, OF_CHUNKS, Visit, WRONG, axis, five_steps};
-use sidewinder_kernels::cuda::{Buffer, Device, Lane};
+use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Backward, CU_SEQLENS, Differentiable, Named, Op, Packed, specs};
 use sidewinder_kernels::ops;
@@ -61,7 +61,7 @@ impl InChunks {
             let one = common::without(&inputs, &[CU_SEQLENS, "initial_state", "dlast_state"]);
             let (problem, _) = op::check::<O>(&specs(&one), options).unwrap();
             let lane = self.0.lane().unwrap();
-            let given = on_device(&lane, &inputs);
+            let given = common::uploaded(&lane, &inputs).unwrap();
             let call = ops::call::<Packed<O>>(specs(&inputs), options).unwrap();
             let outputs = call.outputs().try_map(|spec| Buffer::new(&self.0, *spec)).unwrap();
             outputs.iter().for_each(|(_, output)| lane.poison(output).unwrap());
@@ -122,21 +122,13 @@ fn wrong_ends_are_refused_on_the_device() {
     }
 }
 
-fn on_device(lane: &Lane, tensors: &Named<Owned>) -> Named<Buffer> {
-    let upload = |tensor: &Owned| {
-        let buffer = Buffer::new(lane.device(), tensor.spec())?;
-        lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
-    };
-    tensors.try_map(upload).unwrap()
-}
-
 #[test]
 fn packed_calls_are_refused_while_a_graph_is_recorded() {
     let Some(device) = gpu() else { return };
     let lane = device.lane().unwrap();
     let inputs = common::with(&five_steps(&[0.0, 2.0, 5.0]), "initial_state", noise(1, &[2, 3], -1.0, 1.0));
     let call = ops::call::<Packed<LinearScan>>(specs(&inputs), &Options::default()).unwrap();
-    let given = on_device(&lane, &inputs);
+    let given = common::uploaded(&lane, &inputs).unwrap();
     let outputs = call.outputs().try_map(|spec| Buffer::new(&device, *spec)).unwrap();
     let queue = || call.cuda(&given.as_ref(), &outputs.as_ref(), &lane);
     queue().unwrap();
