@@ -34,21 +34,25 @@ defmodule Sidewinder.Mamba.Random do
   end
 
   defp mixer(:mamba, own, _inner, width) do
-    own = refuse!(own, [:heads, :groups], ":mamba2")
+    refuse!(own, [:heads, :groups], ":mamba2")
     rank = size!(own, :rank, max(div(width + 15, 16), 1))
     %{model_type: "mamba", state_size: size!(own, :state, 16), time_step_rank: rank}
   end
 
   defp mixer(:mamba2, own, inner, _width) do
-    own = refuse!(own, [:rank], ":mamba")
+    refuse!(own, [:rank], ":mamba")
     heads = size!(own, :heads, max(div(inner, 64), 1))
     Options.check!(heads, rem(inner, heads) == 0, :heads, "a divisor of #{inner} channels")
     groups = size!(own, :groups, 1)
     Options.check!(groups, rem(heads, groups) == 0, :groups, "a divisor of #{heads} heads")
-    state = size!(own, :state, 128)
 
-    %{model_type: "mamba2", state_size: state, num_heads: heads, n_groups: groups}
-    |> Map.put(:head_dim, div(inner, heads))
+    %{
+      model_type: "mamba2",
+      state_size: size!(own, :state, 128),
+      num_heads: heads,
+      head_dim: div(inner, heads),
+      n_groups: groups
+    }
   end
 
   defp mixer(other, _own, _inner, _width), do: Options.wrong!(:mixer, ":mamba or :mamba2", other)
@@ -56,8 +60,6 @@ defmodule Sidewinder.Mamba.Random do
   defp refuse!(own, names, mixer) do
     for name <- names,
         do: Options.check!(own[name], is_nil(own[name]), name, "none but with mixer: #{mixer}")
-
-    own
   end
 
   defp size!(options, name, default) do

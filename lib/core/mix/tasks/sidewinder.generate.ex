@@ -27,7 +27,8 @@ defmodule Mix.Tasks.Sidewinder.Generate do
     * `--backend auto|cpu|cuda|cuda:N`, `--level LEVEL`, `--threads N`, `--allow-tf32` - where and how to run
 
   Texts are UTF-8 in any locale. The prompt and what follows it go to standard output, and at the end a line
-  about the speed to standard error. On a terminal a line tells the progress of loading and of long prompts. The exit code is 1 if something is wrong.
+  about the speed to standard error. On a terminal a line tells the progress of loading and of long prompts. The exit
+  code is 1 if something is wrong.
   """
 
   use Mix.Task
