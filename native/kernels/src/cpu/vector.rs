@@ -4,6 +4,14 @@ use super::math;
 use crate::tensor::Element;
 use half::f16;
 
+/// Loops over values that are widened already, for [`Vector::apart`].
+///
+/// `run` and everything it calls must be `#[inline(always)]`, or it is compiled without the instructions of its level.
+pub trait Loops {
+    /// Runs the loops.
+    fn run(self);
+}
+
 /// A few values of one type that are computed together.
 ///
 /// Implementations are thin wrappers of one instruction each. They must only be called where the CPU supports it: see
@@ -16,6 +24,12 @@ pub trait Vector: Copy + Send + Sync {
     /// The lowest `n` that [`Vector::scale`] accepts; the result is 0.
     const LOWEST: f64 = -126.0;
 
+    /// Runs loops in a function of their own, with the instructions of this vector. So they are compiled once, and not
+    /// for each type of storage that their values come from.
+    #[inline(never)]
+    fn apart(loops: impl Loops) {
+        loops.run();
+    }
     /// A vector with `value` in every lane.
     fn splat(value: Self::Element) -> Self;
     /// The first `LANES` values of a slice, which must have at least that length.

@@ -8,7 +8,7 @@
 
 use super::level::Work;
 use super::math;
-use super::vector::Vector;
+use super::vector::{Loops, Vector};
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -30,14 +30,38 @@ pub unsafe fn avx2<W: Work<f32>>(work: W) -> W::Output {
     work.run::<F32x8>()
 }
 
+/// [`Vector::apart`] for AVX-512.
+///
+/// # Safety
+/// The CPU must have these features.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn avx512_apart(loops: impl Loops) {
+    loops.run();
+}
+
+/// [`Vector::apart`] for AVX2.
+///
+/// # Safety
+/// The CPU must have these features.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2_apart(loops: impl Loops) {
+    loops.run();
+}
+
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 /// One method per intrinsic with the same signature for both widths.
 macro_rules! intrinsics {
-    ($lanes:literal, $register:ty; $($name:ident($($arg:ident),*) = $intrinsic:ident;)*) => {
+    ($lanes:literal, $register:ty, $apart:ident; $($name:ident($($arg:ident),*) = $intrinsic:ident;)*) => {
         const LANES: usize = $lanes;
         type Element = f32;
 
+        #[inline(always)]
+        fn apart(loops: impl Loops) {
+            unsafe { $apart(loops) }
+        }
         $(#[inline(always)]
         fn $name(self, $($arg: Self),*) -> Self {
             unsafe { Self($intrinsic(self.0, $($arg.0),*)) }
@@ -71,7 +95,7 @@ impl F32x16 {
 }
 
 impl Vector for F32x16 {
-    intrinsics! { 16, __m512;
+    intrinsics! { 16, __m512, avx512_apart;
         add(other) = _mm512_add_ps;
         sub(other) = _mm512_sub_ps;
         mul(other) = _mm512_mul_ps;
@@ -194,7 +218,7 @@ impl F32x8 {
 }
 
 impl Vector for F32x8 {
-    intrinsics! { 8, __m256;
+    intrinsics! { 8, __m256, avx2_apart;
         add(other) = _mm256_add_ps;
         sub(other) = _mm256_sub_ps;
         mul(other) = _mm256_mul_ps;

@@ -74,9 +74,12 @@ impl<T> Named<T> {
     pub fn map<'a, U>(&'a self, f: impl Fn(&'a T) -> U) -> Named<U> {
         Named(self.0.iter().map(|(n, t)| (n.clone(), f(t))).collect())
     }
-}
 
-impl<T> Named<T> {
+    /// Like [`Named::map`]; stops at the first error.
+    pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
+        self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()
+    }
+
     /// References to all tensors.
     pub fn as_ref(&self) -> Named<&T> {
         self.map(|tensor| tensor)
@@ -87,13 +90,6 @@ impl<T: Clone> Named<&T> {
     /// Copies of tensors that are referred to.
     pub fn cloned(&self) -> Named<T> {
         self.map(|&tensor| tensor.clone())
-    }
-}
-
-impl<T> Named<T> {
-    /// Like [`Named::map`]; stops at the first error.
-    pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Named<U>> {
-        self.0.iter().map(|(n, t)| Ok((n.clone(), f(t)?))).collect()
     }
 }
 

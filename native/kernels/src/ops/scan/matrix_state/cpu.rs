@@ -15,6 +15,7 @@ pub use backward::backward;
 
 use super::{Form, Problem};
 use crate::cpu::pool::{self, Shared};
+use crate::cpu::vector::Loops;
 use crate::cpu::{Exec, Real, Storage, Vector, Work};
 use crate::error::Result;
 use crate::op::Named;
@@ -146,6 +147,13 @@ impl<'a, S: Storage> Given<'a, S> {
         (0..length.div_ceil(steps)).map(move |i| i * steps..length.min((i + 1) * steps))
     }
 
+    /// Columns of a head from step `start`.
+    #[inline(always)]
+    fn at(&self, head: &Head, start: usize, columns: Range<usize>) -> At {
+        let Problem { heads, values, .. } = *self.problem;
+        At { first: self.step_offset(head, start) * values, stride: heads * values, columns }
+    }
+
     /// A head's columns of `states`, ordered by piece, then row; zeros without `states`.
     #[inline(always)]
     fn pieces<V: Vector<Element = S::Wide>>(&self, head: &Head, states: Option<&[S::Wide]>) -> Vec<V> {
@@ -161,6 +169,37 @@ impl<'a, S: Storage> Given<'a, S> {
             });
         }
         pieces
+    }
+}
+
+/// The columns of a piece in rows of `v`, or of a sequence like it.
+struct At {
+    /// The offset of the first step's row, and from each step's row to the next.
+    first: usize,
+    stride: usize,
+    columns: Range<usize>,
+}
+
+impl At {
+    /// Reads a row for each step.
+    #[inline(always)]
+    fn read<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(&self, from: &[S], rows: &mut [[V; N]]) {
+        for (step, row) in rows.iter_mut().enumerate() {
+            *row = piece::load::<S, V, N>(&from[self.first + step * self.stride..], self.columns.clone());
+        }
+    }
+
+    /// Writes a row for each step.
+    ///
+    /// # Safety
+    /// No other part of these columns may be alive.
+    #[inline(always)]
+    unsafe fn write<S: Storage, V: Vector<Element = S::Wide>, const N: usize>(&self, rows: &[[V; N]], to: &Shared<S>) {
+        for (step, row) in rows.iter().enumerate() {
+            let start = self.first + step * self.stride + self.columns.start;
+            // SAFETY: as the caller promises.
+            piece::store::<S, V, N>(row, unsafe { to.part(start, self.columns.len()) });
+        }
     }
 }
 
@@ -202,16 +241,17 @@ impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Work<S::Wide> for Forwar
         let (given, head, keys) = (self.given, &self.head, self.given.problem.keys);
         let mut pieces = given.pieces::<V>(head, given.initial_state);
         let mut tile = Tile::<S::Wide>::new(given.problem, STEPS);
+        let mut rows = vec![V::zero(); 2 * tile.steps];
         for time in given.tiles(STEPS) {
             tile.read::<S, V>(given, head, time.clone());
             piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
                 let columns = piece::columns::<V, N>(&head.columns, first);
+                let (rows, at) = (&mut rows.as_chunks_mut::<N>().0[..tile.steps], given.at(head, time.start, columns));
                 let state = &mut pieces[first * keys..][..N * keys];
-                if DELTA {
-                    self.correct::<V, N>(&tile, time.start, columns, state);
-                } else {
-                    self.add::<V, N>(&tile, time.start, columns, state);
-                }
+                at.read(given.v, rows);
+                V::apart(Advance::<V, N, DELTA, BY_KEY> { problem: given.problem, tile: &tile, state, rows });
+                // SAFETY: heads share no column.
+                unsafe { at.write(rows, self.y) };
             });
         }
         if let Some(to) = self.last_state {
@@ -221,53 +261,49 @@ impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Work<S::Wide> for Forwar
     }
 }
 
-impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Forward<'_, S, DELTA, BY_KEY> {
-    /// Advances a piece over a tile that starts at step `start`, and writes `y` of its columns.
+/// Advances a piece over a tile, and turns rows of `v` into those of `y`.
+struct Advance<'a, V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> {
+    problem: &'a Problem,
+    tile: &'a Tile<V::Element>,
+    state: &'a mut [V],
+    rows: &'a mut [[V; N]],
+}
+
+impl<V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> Loops for Advance<'_, V, N, DELTA, BY_KEY> {
     #[inline(always)]
-    fn add<V: Vector<Element = S::Wide>, const N: usize>(
-        &self,
-        tile: &Tile<S::Wide>,
-        start: usize,
-        columns: Range<usize>,
-        state: &mut [V],
-    ) {
-        for step in 0..tile.steps {
-            let decay = Decay::<V, BY_KEY>::new(tile.decay(self.given.problem, step));
-            let at = self.given.step_offset(&self.head, start + step) * self.given.problem.values;
-            let v = piece::load::<S, V, N>(&self.given.v[at..], columns.clone());
-            let y = piece::add_and_read(state, &decay, tile.k(step), &v, tile.q(step));
-            // SAFETY: heads share no column.
-            piece::store::<S, V, N>(&y, unsafe { self.y.part(at + columns.start, columns.len()) });
+    fn run(self) {
+        if DELTA { self.correct() } else { self.add() }
+    }
+}
+
+impl<V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> Advance<'_, V, N, DELTA, BY_KEY> {
+    #[inline(always)]
+    fn add(self) {
+        let tile = self.tile;
+        for (step, row) in self.rows.iter_mut().enumerate() {
+            let decay = Decay::<V, BY_KEY>::new(tile.decay(self.problem, step));
+            *row = piece::add_and_read(self.state, &decay, tile.k(step), row, tile.q(step));
         }
     }
 
     /// [`Self::add`] by the delta rule.
     #[inline(always)]
-    fn correct<V: Vector<Element = S::Wide>, const N: usize>(
-        &self,
-        tile: &Tile<S::Wide>,
-        start: usize,
-        columns: Range<usize>,
-        state: &mut [V],
-    ) {
-        let [mut by_k, mut by_q] = piece::read_out::<V, N>(state, tile.k(0), tile.q(0));
-        for step in 0..tile.steps {
-            let of_state = Decay::<V, false>::new(tile.decay(self.given.problem, step));
+    fn correct(self) {
+        let tile = self.tile;
+        let [mut by_k, mut by_q] = piece::read_out::<V, N>(self.state, tile.k(0), tile.q(0));
+        for (step, row) in self.rows.iter_mut().enumerate() {
+            let of_state = Decay::<V, false>::new(tile.decay(self.problem, step));
             let (decay, beta, qk) = (of_state.of(0), V::splat(tile.beta[step]), V::splat(tile.qk[step]));
-            let at = self.given.step_offset(&self.head, start + step) * self.given.problem.values;
-            let v = piece::load::<S, V, N>(&self.given.v[at..], columns.clone());
-            let (mut input, mut y) = ([V::zero(); N], [V::zero(); N]);
+            let mut input = [V::zero(); N];
             for n in 0..N {
-                input[n] = beta.mul(v[n].sub(decay.mul(by_k[n])));
-                y[n] = qk.mul_add(input[n], decay.mul(by_q[n]));
+                input[n] = beta.mul(row[n].sub(decay.mul(by_k[n])));
+                row[n] = qk.mul_add(input[n], decay.mul(by_q[n]));
             }
-            // SAFETY: heads share no column.
-            piece::store::<S, V, N>(&y, unsafe { self.y.part(at + columns.start, columns.len()) });
             if step + 1 < tile.steps {
                 let next = [tile.k(step + 1), tile.q(step + 1)];
-                [by_k, by_q] = piece::add_and_read_out(state, decay, tile.k(step), &input, next);
+                [by_k, by_q] = piece::add_and_read_out(self.state, decay, tile.k(step), &input, next);
             } else {
-                piece::add(state, &of_state, tile.k(step), &input);
+                piece::add(self.state, &of_state, tile.k(step), &input);
             }
         }
     }

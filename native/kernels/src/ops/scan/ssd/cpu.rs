@@ -19,7 +19,7 @@ use crate::ops::scan::step_size::Lanes;
 use crate::tensor::{Element, View, ViewMut};
 use crate::with_type;
 use std::ops::Range;
-use tile::Tile;
+use tile::{Advance, Tile};
 
 /// Steps of a tile: its `B` and `C` fit the second-level cache for all sizes in use.
 const STEPS: usize = 64;
@@ -241,9 +241,7 @@ impl<S: Storage> Work<S::Wide> for Forward<'_, S> {
         let mut sums = vec![S::Wide::from_f64(0.0); tile.input.len()];
         for time in given.tiles(STEPS) {
             tile.read(given, head, time.clone());
-            for (row, states) in states.chunks_exact_mut(given.problem.state.max(1)).enumerate() {
-                tile.advance(row, states, &mut sums);
-            }
+            V::apart(Advance { tile: &mut tile, states, sums: &mut sums });
             for (t, sums) in time.zip(sums.chunks_exact(tile.rows.max(1))) {
                 self.write::<V>(t, sums, &skips);
             }

@@ -13,6 +13,7 @@ use super::{FEW_COLUMNS, Given, Head, WORTH_SHARING, piece, with_form, write_sta
 use crate::cpu::convert::rounded;
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::sum::write_sums;
+use crate::cpu::vector::Loops;
 use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, rows, sum, unrolled};
 use crate::error::Result;
 use crate::op::Named;
@@ -202,16 +203,23 @@ impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Reverse<'_, S, DELTA, BY
         let mut tile = Tile::<S::Wide>::new(given.problem, steps);
         let mut carry = given.pieces::<V>(head, self.dlast_state);
         let mut back = Back::<V>::new(tile.steps, given.problem);
+        let mut of_steps = vec![V::zero(); 2 * tile.steps];
         let starts = self.starts(head, &mut tile, &mut back, steps);
         for (i, time) in given.tiles(steps).enumerate().rev() {
             tile.read::<S, V>(given, head, time.clone());
             let starts = &starts[i * carry.len()..][..carry.len()];
             piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
                 let (rows, columns) = (first * keys..(first + N) * keys, piece::columns::<V, N>(&head.columns, first));
-                let at = At { head, tile: &tile, start: time.start, columns };
+                let (at, of_steps) =
+                    (given.at(head, time.start, columns), &mut of_steps.as_chunks_mut::<N>().0[..tile.steps]);
                 back.states[..N * keys].copy_from_slice(&starts[rows.clone()]);
-                self.forwards::<V, N>(&at, &mut back);
-                self.backwards::<V, N>(&at, &mut back, &mut carry[rows]);
+                at.read(given.v, of_steps);
+                self.forwards::<V, N>(&tile, of_steps, &mut back);
+                at.read(self.dy, of_steps);
+                let (problem, tile, back, carry) = (given.problem, &tile, &mut back, &mut carry[rows]);
+                V::apart(Backwards::<V, N, DELTA, BY_KEY> { problem, tile, rows: of_steps, back, carry });
+                // SAFETY: pieces share no column of a head.
+                unsafe { at.write(of_steps, &self.to.dv) };
             });
             self.flush(head, time, &tile, &mut back);
         }
@@ -232,6 +240,7 @@ impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Reverse<'_, S, DELTA, BY
     ) -> Vec<V> {
         let (given, keys) = (self.given, self.given.problem.keys);
         let mut state = given.pieces::<V>(head, given.initial_state);
+        let mut of_steps = vec![V::zero(); 2 * tile.steps];
         let mut starts = Vec::with_capacity(state.len() * given.tiles(steps).len());
         for time in given.tiles(steps) {
             starts.extend_from_slice(&state);
@@ -241,78 +250,24 @@ impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Reverse<'_, S, DELTA, BY
             tile.read::<S, V>(given, head, time.clone());
             piece::each!(head.columns.len().div_ceil(V::LANES), |first, N| {
                 let (rows, columns) = (first * keys..(first + N) * keys, piece::columns::<V, N>(&head.columns, first));
-                let at = At { head, tile, start: time.start, columns };
+                let v = &mut of_steps.as_chunks_mut::<N>().0[..tile.steps];
+                given.at(head, time.start, columns).read(given.v, v);
                 back.states[..N * keys].copy_from_slice(&state[rows.clone()]);
-                self.forwards::<V, N>(&at, back);
+                self.forwards::<V, N>(tile, v, back);
                 state[rows].copy_from_slice(&back.states[tile.steps * N * keys..][..N * keys]);
             });
         }
         starts
     }
 
-    /// The piece's columns of a row of `v`, or of a sequence like it.
     #[inline(always)]
-    fn row<V: Vector<Element = S::Wide>, const N: usize>(&self, of: &[S], at: &At<S::Wide>, step: usize) -> [V; N] {
-        let row = self.given.step_offset(at.head, at.start + step) * self.given.problem.values;
-        piece::load::<S, V, N>(&of[row..], at.columns.clone())
-    }
-
-    /// Recomputes a piece over a tile, and keeps `e` and the states of all steps.
-    #[inline(always)]
-    fn forwards<V: Vector<Element = S::Wide>, const N: usize>(&self, at: &At<S::Wide>, back: &mut Back<V>) {
-        let (tile, size) = (at.tile, N * self.given.problem.keys);
-        let mut by_k = [V::zero(); N];
-        if DELTA {
-            by_k = piece::read_out::<V, N>(&back.states[..size], tile.k(0), tile.k(0))[0];
-        }
-        for step in 0..tile.steps {
-            let (decay, beta) =
-                (Decay::<V, BY_KEY>::new(tile.decay(self.given.problem, step)), V::splat(tile.beta[step]));
-            let v = self.row::<V, N>(self.given.v, at, step);
-            let mut input = [V::zero(); N];
-            for n in 0..N {
-                back.errors[step * N + n] = if DELTA { v[n].sub(decay.of(0).mul(by_k[n])) } else { v[n] };
-                input[n] = beta.mul(back.errors[step * N + n]);
-            }
-            let next = tile.k(tile.steps.min(step + 2) - 1);
-            let (before, after) = back.states[step * size..(step + 2) * size].split_at_mut(size);
-            by_k = step_forwards::<V, N, DELTA, BY_KEY>(before, after, &decay, tile.k(step), &input, next);
-        }
-    }
-
-    /// Takes the cotangents of a piece's states backwards over a tile, and writes `dv`.
-    #[inline(always)]
-    fn backwards<V: Vector<Element = S::Wide>, const N: usize>(
+    fn forwards<V: Vector<Element = S::Wide>, const N: usize>(
         &self,
-        at: &At<S::Wide>,
+        tile: &Tile<S::Wide>,
+        v: &[[V; N]],
         back: &mut Back<V>,
-        carry: &mut [V],
     ) {
-        let (tile, last) = (at.tile, at.tile.steps - 1);
-        let mut dy = self.row::<V, N>(self.dy, at, last);
-        piece::add(carry, &Decay::none(), tile.q(last), &dy);
-        let mut derrors = piece::read_out::<V, N>(carry, tile.k(last), tile.k(last))[0];
-        for step in (0..tile.steps).rev() {
-            let (beta, errors) = (V::splat(tile.beta[step]), *piece::row::<V, N>(&back.errors, step));
-            let (mut dv, mut input) = ([V::zero(); N], [V::zero(); N]);
-            for n in 0..N {
-                dv[n] = beta.mul(derrors[n]);
-                input[n] = beta.mul(errors[n]);
-                back.dbeta[step] = derrors[n].mul_add(errors[n], back.dbeta[step]);
-            }
-            let row = self.given.step_offset(at.head, at.start + step) * self.given.problem.values;
-            // SAFETY: pieces share no column of a head.
-            let to = unsafe { self.to.dv.part(row + at.columns.start, at.columns.len()) };
-            piece::store::<S, V, N>(&dv, to);
-            // The first step has none before it; what `step_backwards` returns for it is not used.
-            let before = step.saturating_sub(1);
-            let dy_before = if step > 0 { self.row::<V, N>(self.dy, at, before) } else { [V::zero(); N] };
-            let decay = Decay::new(tile.decay(self.given.problem, step));
-            let go = Step::<V, N, BY_KEY> { decay, dv, input, dy, dy_before };
-            let rows = [tile.k(step), tile.k(before), tile.q(before)];
-            derrors = back.step_backwards::<N, DELTA, BY_KEY>(carry, step, &go, rows);
-            dy = dy_before;
-        }
+        V::apart(Forwards::<V, N, DELTA, BY_KEY> { problem: self.given.problem, tile, v, back });
     }
 
     /// Adds the sums of a tile to the partial sums, and clears them.
@@ -354,12 +309,73 @@ impl<S: Storage, const DELTA: bool, const BY_KEY: bool> Reverse<'_, S, DELTA, BY
     }
 }
 
-/// Columns of a head in a tile that starts at step `start`.
-struct At<'a, W> {
-    head: &'a Head,
-    tile: &'a Tile<W>,
-    start: usize,
-    columns: Range<usize>,
+/// Recomputes a piece over a tile, and keeps `e` and the states of all steps.
+struct Forwards<'a, V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> {
+    problem: &'a Problem,
+    tile: &'a Tile<V::Element>,
+    v: &'a [[V; N]],
+    back: &'a mut Back<V>,
+}
+
+impl<V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> Loops for Forwards<'_, V, N, DELTA, BY_KEY> {
+    #[inline(always)]
+    fn run(self) {
+        let Forwards { problem, tile, v, back } = self;
+        let size = N * problem.keys;
+        let mut by_k = [V::zero(); N];
+        if DELTA {
+            by_k = piece::read_out::<V, N>(&back.states[..size], tile.k(0), tile.k(0))[0];
+        }
+        for (step, v) in v.iter().enumerate() {
+            let (decay, beta) = (Decay::<V, BY_KEY>::new(tile.decay(problem, step)), V::splat(tile.beta[step]));
+            let mut input = [V::zero(); N];
+            for n in 0..N {
+                back.errors[step * N + n] = if DELTA { v[n].sub(decay.of(0).mul(by_k[n])) } else { v[n] };
+                input[n] = beta.mul(back.errors[step * N + n]);
+            }
+            let next = tile.k(tile.steps.min(step + 2) - 1);
+            let (before, after) = back.states[step * size..(step + 2) * size].split_at_mut(size);
+            by_k = step_forwards::<V, N, DELTA, BY_KEY>(before, after, &decay, tile.k(step), &input, next);
+        }
+    }
+}
+
+/// Takes the cotangents of a piece's states backwards over a tile, and turns rows of `dy` into those of `dv`.
+struct Backwards<'a, V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> {
+    problem: &'a Problem,
+    tile: &'a Tile<V::Element>,
+    rows: &'a mut [[V; N]],
+    back: &'a mut Back<V>,
+    carry: &'a mut [V],
+}
+
+impl<V: Vector, const N: usize, const DELTA: bool, const BY_KEY: bool> Loops for Backwards<'_, V, N, DELTA, BY_KEY> {
+    #[inline(always)]
+    fn run(self) {
+        let Backwards { problem, tile, rows, back, carry } = self;
+        let last = tile.steps - 1;
+        let mut dy = rows[last];
+        piece::add(carry, &Decay::none(), tile.q(last), &dy);
+        let mut derrors = piece::read_out::<V, N>(carry, tile.k(last), tile.k(last))[0];
+        for step in (0..tile.steps).rev() {
+            let (beta, errors) = (V::splat(tile.beta[step]), *piece::row::<V, N>(&back.errors, step));
+            let (mut dv, mut input) = ([V::zero(); N], [V::zero(); N]);
+            for n in 0..N {
+                dv[n] = beta.mul(derrors[n]);
+                input[n] = beta.mul(errors[n]);
+                back.dbeta[step] = derrors[n].mul_add(errors[n], back.dbeta[step]);
+            }
+            rows[step] = dv;
+            // The first step has none before it; what `step_backwards` returns for it is not used.
+            let before = step.saturating_sub(1);
+            let dy_before = if step > 0 { rows[before] } else { [V::zero(); N] };
+            let decay = Decay::new(tile.decay(problem, step));
+            let go = Step::<V, N, BY_KEY> { decay, dv, input, dy, dy_before };
+            let keys = [tile.k(step), tile.k(before), tile.q(before)];
+            derrors = back.step_backwards::<N, DELTA, BY_KEY>(carry, step, &go, keys);
+            dy = dy_before;
+        }
+    }
 }
 
 /// The operands of a step backwards over a piece.

@@ -21,22 +21,7 @@ pub struct Tile<W> {
     pub qk: Vec<W>,
 }
 
-impl<W: Real> Tile<W> {
-    /// Allocates a tile of at most `steps` steps.
-    pub fn new(problem: &Problem, steps: usize) -> Tile<W> {
-        let (steps, keys) = (steps.min(problem.length), problem.keys);
-        let zeros = |count| vec![W::from_f64(0.0); count];
-        Tile {
-            steps,
-            keys,
-            q: zeros(steps * keys),
-            k: zeros(steps * keys),
-            decay: zeros(steps * problem.decays()),
-            beta: zeros(steps),
-            qk: zeros(steps),
-        }
-    }
-
+impl<W> Tile<W> {
     /// `q` of a step, times the scale.
     #[inline(always)]
     pub fn q(&self, step: usize) -> &[W] {
@@ -53,6 +38,23 @@ impl<W: Real> Tile<W> {
     #[inline(always)]
     pub fn decay(&self, problem: &Problem, step: usize) -> &[W] {
         &self.decay[step * problem.decays()..][..problem.decays()]
+    }
+}
+
+impl<W: Real> Tile<W> {
+    /// Allocates a tile of at most `steps` steps.
+    pub fn new(problem: &Problem, steps: usize) -> Tile<W> {
+        let (steps, keys) = (steps.min(problem.length), problem.keys);
+        let zeros = |count| vec![W::from_f64(0.0); count];
+        Tile {
+            steps,
+            keys,
+            q: zeros(steps * keys),
+            k: zeros(steps * keys),
+            decay: zeros(steps * problem.decays()),
+            beta: zeros(steps),
+            qk: zeros(steps),
+        }
     }
 
     /// Reads the range `time` of a head.

@@ -207,21 +207,21 @@ impl<S: Storage> Plan<'_, '_, S> {
     }
 
     /// The addresses of the sequences that the forward pass reads and writes, for prefetches.
-    fn forwards(&self) -> Vec<*const S> {
+    fn forwards(&self) -> Vec<*const u8> {
         let Sequences { dy, dz, .. } = &self.sequences;
         let mut arrays = vec![self.inputs.x.as_ptr(), self.inputs.dt.as_ptr()];
         if let (Some(z), Some(dz)) = (self.inputs.z, dz) {
             arrays.extend([z.as_ptr(), dy.as_ptr(), dz.as_ptr()]);
         }
-        arrays
+        bytes(&arrays)
     }
 
     /// The addresses of the sequences that the backward pass reads and writes, for prefetches.
-    fn backwards(&self) -> Vec<*const S> {
+    fn backwards(&self) -> Vec<*const u8> {
         let (inputs, Sequences { dy, dx, ddt, .. }) = (&self.inputs, &self.sequences);
         let mut arrays = vec![inputs.x.as_ptr(), inputs.dt.as_ptr(), dy.as_ptr(), dx.as_ptr(), ddt.as_ptr()];
         arrays.extend(inputs.z.map(<[S]>::as_ptr));
-        arrays
+        bytes(&arrays)
     }
 
     /// The next segment of this thread after a batch of unit `i`, if there is one.
@@ -234,6 +234,10 @@ impl<S: Storage> Plan<'_, '_, S> {
         let next = (i + 1 < units.end).then(|| self.division.unit(i + 1))?;
         Some(next.segment(next.batches.start, length))
     }
+}
+
+fn bytes<S>(arrays: &[*const S]) -> Vec<*const u8> {
+    arrays.iter().map(|array| array.cast()).collect()
 }
 
 /// A range of units, done by one thread.

@@ -25,9 +25,9 @@
 //! 16 with a shorter polynomial (the permutation shares a port), rounding by adding a large number (as fast),
 //! prefetching within one block's tile (its rows share few sets).
 
-use super::call::{Ahead, Block, Call, Segment, State, Step};
+use super::call::{Block, Call, Segment, Soon, State, Step};
 use super::coefficients::{Both, Rows, Tile, are_shared, fill};
-use crate::cpu::vector::{MAX_LANES, NEAR};
+use crate::cpu::vector::{Loops, MAX_LANES, NEAR};
 use crate::cpu::{Storage, Vector, unrolled};
 use crate::tensor::Element;
 use std::ops::Range;
@@ -93,11 +93,12 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
         Some(start) => transpose_in(start, state, &mut scratch.h),
     }
     scratch.totals.fill(V::zero());
+    let arrays = call.sequences();
     for start in segment.time.clone().step_by(TILE) {
         let tile = Segment { time: start..segment.time.end.min(start + TILE), ..segment.clone() };
-        let ahead = Ahead::of(call, after(&tile, segment, next).as_ref());
+        let soon = Soon::of(&arrays, call, after(&tile, segment, next).as_ref());
         for (i, block) in tile.blocks(V::LANES).enumerate() {
-            scan_block(&Block::<V, S>::new(call, block), i, call, scratch, ahead.block(i * V::LANES), emit);
+            scan_block(&Block::<V, S>::new(call, block), i, call, scratch, soon.block(i * V::LANES), emit);
         }
     }
     if h.keep {
@@ -125,7 +126,7 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     i: usize,
     call: &Call<S>,
     scratch: &mut Scratch<V>,
-    ahead: Ahead,
+    soon: Soon,
     emit: bool,
 ) {
     let time = block.segment.time.clone();
@@ -138,11 +139,7 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     let (a, h) = (&scratch.a[states.clone()], &mut scratch.h[states]);
     let shared = are_shared(call, &block.segment);
     let both = fill(call, &block.segment, shared, 0..call.problem.state, [&mut scratch.b, &mut scratch.c]);
-    advance_all(steps, a, h, both, |step: usize| {
-        if let Some(at) = ahead.row(step) {
-            call.prefetch(at);
-        }
-    });
+    V::apart(Advance { steps, a, h, both, soon });
     if emit {
         for (step, t) in steps.iter().zip(time) {
             call.write(block, t, step.y);
@@ -150,15 +147,26 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     }
 }
 
-/// Advances all states over a tile. Calls `ahead` once a step.
-#[inline(always)]
-pub fn advance_all<V: Vector>(steps: &mut [Step<V>], a: &[V], h: &mut [V], both: Both<V>, ahead: impl Fn(usize)) {
-    match both {
-        Both::Same(b, c) if decays_are_near(steps.iter().map(|step| &step.rate), a) => {
-            advance_as::<V, _, _, true>(steps, a, h, b, c, ahead)
+/// Advances all states over a tile, and prefetches other rows meanwhile.
+pub struct Advance<'s, V: Vector> {
+    pub steps: &'s mut [Step<V>],
+    pub a: &'s [V],
+    pub h: &'s mut [V],
+    pub both: Both<'s, V>,
+    pub soon: Soon<'s>,
+}
+
+impl<V: Vector> Loops for Advance<'_, V> {
+    #[inline(always)]
+    fn run(self) {
+        let Advance { steps, a, h, both, soon } = self;
+        match both {
+            Both::Same(b, c) if decays_are_near(steps.iter().map(|step| &step.rate), a) => {
+                advance_as::<V, _, _, true>(steps, a, h, b, c, soon)
+            }
+            Both::Same(b, c) => advance_as::<V, _, _, false>(steps, a, h, b, c, soon),
+            Both::Own(b, c) => advance_as::<V, _, _, false>(steps, a, h, b, c, soon),
         }
-        Both::Same(b, c) => advance_as::<V, _, _, false>(steps, a, h, b, c, ahead),
-        Both::Own(b, c) => advance_as::<V, _, _, false>(steps, a, h, b, c, ahead),
     }
 }
 
@@ -190,19 +198,19 @@ fn advance_as<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool>(
     h: &mut [V],
     b: B,
     c: C,
-    ahead: impl Fn(usize),
+    soon: Soon,
 ) {
     let mut first = 0;
     while h.len() - first >= MOST {
-        advance::<V, B, C, NEARBY, MOST>(steps, a, h, b, c, first, &ahead);
+        advance::<V, B, C, NEARBY, MOST>(steps, a, h, b, c, first, soon);
         first += MOST;
     }
     while h.len() - first >= 4 {
-        advance::<V, B, C, NEARBY, 4>(steps, a, h, b, c, first, &ahead);
+        advance::<V, B, C, NEARBY, 4>(steps, a, h, b, c, first, soon);
         first += 4;
     }
     while h.len() > first {
-        advance::<V, B, C, NEARBY, 1>(steps, a, h, b, c, first, &ahead);
+        advance::<V, B, C, NEARBY, 1>(steps, a, h, b, c, first, soon);
         first += 1;
     }
 }
@@ -216,14 +224,14 @@ fn advance<V: Vector, B: Rows<V>, C: Rows<V>, const NEARBY: bool, const K: usize
     b: B,
     c: C,
     first: usize,
-    ahead: &impl Fn(usize),
+    soon: Soon,
 ) {
     let a: &[V; K] = a[first..].first_chunk().expect("a full block");
     let h: &mut [V; K] = h[first..].first_chunk_mut().expect("a full block");
     let mut state = *h;
     for (t, step) in steps.iter_mut().enumerate() {
         if first == 0 {
-            ahead(t);
+            soon.ask(t);
         }
         let (b, c) = (b.row::<K>(t, first), c.row::<K>(t, first));
         // Two sums, since one would be a chain of K dependent additions.

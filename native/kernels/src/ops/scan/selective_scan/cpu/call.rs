@@ -39,9 +39,48 @@ impl Segment {
     }
 }
 
-/// Rows to prefetch.
+/// Rows to prefetch while others are computed, of sequences like `x`.
 #[derive(Clone, Copy)]
-pub struct Ahead {
+pub struct Soon<'s> {
+    /// The addresses of the sequences, and the size of their elements.
+    arrays: &'s [*const u8],
+    size: usize,
+    ahead: Ahead,
+}
+
+impl<'s> Soon<'s> {
+    /// The rows of a segment, or none.
+    pub fn of<S: Storage>(arrays: &'s [*const u8], inputs: &Inputs<S>, segment: Option<&Segment>) -> Self {
+        Soon { arrays, size: size_of::<S>(), ahead: Ahead::of(inputs, segment) }
+    }
+
+    /// The rows of the block that begins `channels` after the first.
+    #[inline(always)]
+    pub fn block(self, channels: usize) -> Self {
+        Soon { ahead: self.ahead.block(channels), ..self }
+    }
+
+    /// The share of the sequences to prefetch while the states `some` of `count` are computed.
+    #[inline(always)]
+    pub fn share(self, some: &Range<usize>, count: usize) -> Self {
+        let len = self.arrays.len();
+        Soon { arrays: &self.arrays[some.start * len / count..some.end * len / count], ..self }
+    }
+
+    /// Prefetches the row of a step, if there is one.
+    #[inline(always)]
+    pub fn ask(self, step: usize) {
+        if let Some(at) = self.ahead.row(step) {
+            for &array in self.arrays {
+                prefetch(array, at * self.size);
+            }
+        }
+    }
+}
+
+/// The offsets of rows.
+#[derive(Clone, Copy)]
+struct Ahead {
     at: usize,
     stride: usize,
     rows: usize,
@@ -49,7 +88,7 @@ pub struct Ahead {
 
 impl Ahead {
     /// The rows of a segment, or none.
-    pub fn of<S: Storage>(inputs: &Inputs<S>, segment: Option<&Segment>) -> Ahead {
+    fn of<S: Storage>(inputs: &Inputs<S>, segment: Option<&Segment>) -> Ahead {
         let stride = inputs.problem.channels;
         match segment {
             Some(segment) => Ahead { at: inputs.offset(segment, segment.time.start), stride, rows: segment.time.len() },
@@ -58,13 +97,14 @@ impl Ahead {
     }
 
     /// The rows of the block that begins `channels` further on.
-    pub fn block(self, channels: usize) -> Ahead {
+    #[inline(always)]
+    fn block(self, channels: usize) -> Ahead {
         Ahead { at: self.at + channels, ..self }
     }
 
     /// The offset of a row in sequences like `x`, or `None` past the last row.
     #[inline(always)]
-    pub fn row(self, step: usize) -> Option<usize> {
+    fn row(self, step: usize) -> Option<usize> {
         if step < self.rows { Some(self.at + step * self.stride) } else { None }
     }
 }
@@ -255,15 +295,10 @@ impl<'a, S: Storage> Call<'a, S> {
         }
     }
 
-    /// Prefetches the elements that the step at an [`Call::offset`] reads and writes.
-    #[inline(always)]
-    pub fn prefetch(&self, at: usize) {
-        prefetch(self.x.as_ptr(), at);
-        prefetch(self.dt.as_ptr(), at);
-        if let Some(z) = self.z {
-            prefetch(z.as_ptr(), at);
-        }
-        prefetch(self.y.as_ptr(), at);
+    /// The addresses of the sequences that a step reads and writes, for prefetches.
+    pub fn sequences(&self) -> Vec<*const u8> {
+        let arrays = [Some(self.x.as_ptr()), Some(self.dt.as_ptr()), self.z.map(<[S]>::as_ptr), Some(self.y.as_ptr())];
+        arrays.into_iter().flatten().map(<*const S>::cast).collect()
     }
 }
 

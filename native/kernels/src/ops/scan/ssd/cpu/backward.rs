@@ -5,11 +5,12 @@
 //!
 //! A vector of states takes ten instructions and seven loads or stores a step, five times as many as the scan.
 
-use super::tile::{Tile, chunk, held, load, part, store};
+use super::tile::{Advance, Tile, chunk, held, load, part, store};
 use super::{Given, Head, STEPS, WORTH_SHARING};
 use crate::cpu::convert::rounded;
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::sum::write_sums;
+use crate::cpu::vector::Loops;
 use crate::cpu::{Exec, Real, Storage, Vector, Work, each_vector, math, rows, sum, unrolled};
 use crate::error::Result;
 use crate::op::Named;
@@ -188,10 +189,7 @@ impl<S: Storage> Reverse<'_, S> {
             tile.read(given, head, time.clone());
             back.read(self, head, time.clone());
             let starts = &starts[i * size..(i + 1) * size];
-            for row in 0..tile.rows {
-                let range = row * state..(row + 1) * state;
-                back.go(&tile, row, &starts[range.clone()], &mut carry[range]);
-            }
+            V::apart(Backwards { back: &mut back, tile: &tile, starts, carry });
             da = da.add(self.write(head, time, &tile, &mut back, (&skips, &mut *dd)));
         }
         // SAFETY: pieces share no head.
@@ -210,9 +208,7 @@ impl<S: Storage> Reverse<'_, S> {
             let (before, next) = starts[(i - 1) * size..(i + 1) * size].split_at_mut(size);
             next.copy_from_slice(before);
             tile.read(given, head, time.start - steps..time.start);
-            for (row, states) in next.chunks_exact_mut(state.max(1)).enumerate() {
-                tile.advance(row, states, &mut sums);
-            }
+            V::apart(Advance { tile: &mut *tile, states: next, sums: &mut sums });
         }
         starts
     }
@@ -339,6 +335,25 @@ struct Back<V: Vector> {
     sums: [Vec<V>; 2],
     /// The states that are processed together, before the first step and after each.
     states: Vec<V>,
+}
+
+/// Takes all rows backwards over a tile; `starts` are their states at the tile's start.
+struct Backwards<'a, V: Vector> {
+    back: &'a mut Back<V>,
+    tile: &'a Tile<V>,
+    starts: &'a [V::Element],
+    carry: &'a mut [V::Element],
+}
+
+impl<V: Vector> Loops for Backwards<'_, V> {
+    #[inline(always)]
+    fn run(self) {
+        let state = self.carry.len() / self.tile.rows.max(1);
+        for row in 0..self.tile.rows {
+            let range = row * state..(row + 1) * state;
+            self.back.go(self.tile, row, &self.starts[range.clone()], &mut self.carry[range]);
+        }
+    }
 }
 
 /// The most vectors of states that are processed together, in registers.

@@ -2,6 +2,7 @@
 
 use super::{Given, Head};
 use crate::cpu::sum::write_sums;
+use crate::cpu::vector::Loops;
 use crate::cpu::{Storage, Vector, each_vector, unrolled};
 use crate::ops::scan::ssd::Problem;
 use crate::tensor::Element;
@@ -78,7 +79,7 @@ impl<V: Vector> Tile<V> {
 
     /// Advances the states of a row over the tile, and writes the sums of `C S` to column `row` of `to`.
     #[inline(always)]
-    pub fn advance(&mut self, row: usize, states: &mut [V::Element], to: &mut [V::Element]) {
+    fn advance(&mut self, row: usize, states: &mut [V::Element], to: &mut [V::Element]) {
         self.sums[..self.steps].fill(V::zero());
         held!(self.vectors, |first, K| self.advance_held::<K>(row, first, part::<V, K>(states, first)));
         write_sums(&self.sums[..self.steps], &mut to[row..], self.rows);
@@ -101,6 +102,23 @@ impl<V: Vector> Tile<V> {
             self.sums[step] = sums[0].add(sums[1]);
         }
         store(&held, states);
+    }
+}
+
+/// Advances the states of all rows over a tile, and writes the sums of `C S`: a row of `sums` for each step.
+pub struct Advance<'a, V: Vector> {
+    pub tile: &'a mut Tile<V>,
+    pub states: &'a mut [V::Element],
+    pub sums: &'a mut [V::Element],
+}
+
+impl<V: Vector> Loops for Advance<'_, V> {
+    #[inline(always)]
+    fn run(self) {
+        let state = (self.states.len() / self.tile.rows.max(1)).max(1);
+        for (row, states) in self.states.chunks_exact_mut(state).enumerate() {
+            self.tile.advance(row, states, self.sums);
+        }
     }
 }
 

@@ -1,14 +1,14 @@
 //! A panel of channels of one batch, forwards and backwards through time.
 
-use super::super::by_channel::{advance_all, decays_are_near, transpose_in, transpose_out};
-use super::super::call::{Ahead, BackStep, Block, Segment, Step, StepEnd};
+use super::super::by_channel::{Advance, decays_are_near, transpose_in, transpose_out};
+use super::super::call::{BackStep, Block, Segment, Soon, Step, StepEnd};
 use super::super::coefficients::{self, Both, Rows};
 use super::Plan;
 use super::reverse::{self, Cotangents, Given, Kept, States, reverse};
 use super::sums::{Local, Slice};
 use crate::cpu::pool::Shared;
-use crate::cpu::vector::MAX_LANES;
-use crate::cpu::{Storage, Vector, prefetch};
+use crate::cpu::vector::{Loops, MAX_LANES};
+use crate::cpu::{Storage, Vector};
 use crate::ops::scan::selective_scan::Problem;
 use crate::tensor::Element;
 use std::ops::Range;
@@ -147,7 +147,7 @@ pub fn backward<V: Vector<Element = S::Wide>, S: Storage>(
     let arrays = plan.forwards();
     for i in 0..forwards {
         let next = if i + 1 < forwards { Some(tile(i + 1)) } else { None };
-        let soon = Soon { arrays: &arrays, ahead: Ahead::of(&plan.inputs, next.as_ref()) };
+        let soon = Soon::of(&arrays, &plan.inputs, next.as_ref());
         forward_tile(plan, &blocks, &tile(i), soon, i, scratch);
     }
     let arrays = plan.backwards();
@@ -157,7 +157,7 @@ pub fn backward<V: Vector<Element = S::Wide>, S: Storage>(
             Some(next) if tiles > 1 => Some(self::tile(next, 0, length)),
             _ => None,
         };
-        let soon = Soon { arrays: &arrays, ahead: Ahead::of(&plan.inputs, next.as_ref()) };
+        let soon = Soon::of(&arrays, &plan.inputs, next.as_ref());
         backward_tile(plan, &blocks, &tile(i), soon, i, scratch);
     }
     if let Some(dinitial_state) = &plan.sequences.dinitial_state {
@@ -171,45 +171,6 @@ pub fn backward<V: Vector<Element = S::Wide>, S: Storage>(
 /// Tile `i` of a panel.
 fn tile(panel: &Segment, i: usize, length: usize) -> Segment {
     Segment { time: i * length..panel.time.end.min((i + 1) * length), ..panel.clone() }
-}
-
-/// The rows to prefetch while a tile is computed.
-struct Soon<'s, S> {
-    /// The addresses of the sequences.
-    arrays: &'s [*const S],
-    ahead: Ahead,
-}
-
-impl<S> Clone for Soon<'_, S> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<S> Copy for Soon<'_, S> {}
-
-impl<S> Soon<'_, S> {
-    /// The rows of the block that begins `channels` after the first.
-    #[inline(always)]
-    fn block(self, channels: usize) -> Self {
-        Soon { ahead: self.ahead.block(channels), ..self }
-    }
-
-    /// The share of the sequences to prefetch while the states `some` of `count` are computed.
-    #[inline(always)]
-    fn share(self, some: &Range<usize>, count: usize) -> Self {
-        let len = self.arrays.len();
-        Soon { arrays: &self.arrays[some.start * len / count..some.end * len / count], ..self }
-    }
-
-    #[inline(always)]
-    fn ask(self, step: usize) {
-        if let Some(at) = self.ahead.row(step) {
-            for &array in self.arrays {
-                prefetch(array, at);
-            }
-        }
-    }
 }
 
 /// Loads the states before the first step, and the cotangents of those after the last.
@@ -236,7 +197,7 @@ fn forward_tile<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
     blocks: &[Block<V, S>],
     tile: &Segment,
-    soon: Soon<S>,
+    soon: Soon,
     i: usize,
     scratch: &mut Scratch<V>,
 ) {
@@ -255,7 +216,7 @@ fn forward_tile<V: Vector<Element = S::Wide>, S: Storage>(
         let both =
             coefficients::fill(&plan.inputs, &segment, scratch.shared[j], 0..state, [&mut scratch.b, &mut scratch.c]);
         let soon = soon.block(j * V::LANES);
-        advance_all(steps, a, h, both, |step: usize| soon.ask(step));
+        V::apart(Advance { steps, a, h, both, soon });
     }
     if let Some(dz) = &plan.sequences.dz {
         write_gates(plan, blocks, tile, dz, scratch);
@@ -290,7 +251,7 @@ fn backward_tile<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
     blocks: &[Block<V, S>],
     tile: &Segment,
-    soon: Soon<S>,
+    soon: Soon,
     i: usize,
     scratch: &mut Scratch<V>,
 ) {
@@ -342,7 +303,7 @@ fn begin_steps<V: Vector<Element = S::Wide>, S: Storage>(
 fn reverse_block<V: Vector<Element = S::Wide>, S: Storage>(
     plan: &Plan<S>,
     block: &Segment,
-    soon: Soon<S>,
+    soon: Soon,
     i: usize,
     some: &Slice,
     scratch: &mut Scratch<V>,
@@ -351,7 +312,14 @@ fn reverse_block<V: Vector<Element = S::Wide>, S: Storage>(
     gather_cotangents(plan, block, &some.states, &mut scratch.cotangents);
     let j = some.block;
     let own = j * state..(j + 1) * state;
-    let mut tile = Reversal {
+    let both = coefficients::fill(
+        &plan.inputs,
+        block,
+        scratch.shared[j],
+        some.states.clone(),
+        [&mut scratch.b, &mut scratch.c],
+    );
+    V::apart(Reversal {
         steps: &mut scratch.back_steps[j * scratch.tile..][..block.time.len()],
         near: scratch.near[j],
         states: States {
@@ -364,17 +332,12 @@ fn reverse_block<V: Vector<Element = S::Wide>, S: Storage>(
         together: some.states.len(),
         db: plan.b.place(some, block, &mut scratch.db),
         dc: plan.c.place(some, block, &mut scratch.dc),
+        both,
+        given: plan.sequences.dstates.is_some(),
+        cotangents: Given { values: &scratch.cotangents },
         kept: &mut scratch.kept,
         soon,
-    };
-    let both = coefficients::fill(
-        &plan.inputs,
-        block,
-        scratch.shared[j],
-        some.states.clone(),
-        [&mut scratch.b, &mut scratch.c],
-    );
-    tile.with(both, plan.sequences.dstates.is_some(), Given { values: &scratch.cotangents });
+    });
 }
 
 /// Gathers the cotangents of some states of a block as vectors of channels; lanes past the last channel are zero.
@@ -399,9 +362,8 @@ fn gather_cotangents<V: Vector<Element = S::Wide>, S: Storage>(
     }
 }
 
-/// The backward pass of some states of a block over a tile, without the coefficients, which have several
-/// forms.
-struct Reversal<'s, V, S> {
+/// The backward pass of some states of a block over a tile.
+struct Reversal<'s, V: Vector> {
     steps: &'s mut [BackStep<V>],
     near: bool,
     states: States<'s, V>,
@@ -409,31 +371,37 @@ struct Reversal<'s, V, S> {
     together: usize,
     db: reverse::Sums<'s, V>,
     dc: reverse::Sums<'s, V>,
+    both: Both<'s, V>,
+    /// Whether `cotangents` are given, or else zero.
+    given: bool,
+    cotangents: Given<'s, V>,
     kept: &'s mut [Kept<V>],
-    soon: Soon<'s, S>,
+    soon: Soon<'s>,
 }
 
-impl<V: Vector, S> Reversal<'_, V, S> {
+impl<V: Vector> Loops for Reversal<'_, V> {
     /// The common case is compiled separately; the others share one loop.
     #[inline(always)]
-    fn with(&mut self, both: Both<V>, given: bool, cotangents: Given<V>) {
-        match both {
-            Both::Same(b, c) if !given && self.near => self.of::<_, _, _, true>(b.together(), c.together(), ()),
+    fn run(mut self) {
+        let cotangents = self.cotangents;
+        match self.both {
+            Both::Same(b, c) if !self.given && self.near => self.of::<_, _, _, true>(b.together(), c.together(), ()),
             Both::Same(b, c) => self.of::<_, _, _, false>(b.together(), c.together(), cotangents),
             Both::Own(b, c) => self.of::<_, _, _, false>(b, c, cotangents),
         }
     }
+}
 
+impl<V: Vector> Reversal<'_, V> {
     #[inline(always)]
     fn of<B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY: bool>(&mut self, b: B, c: C, cotangents: G) {
         let sums = [&mut self.db, &mut self.dc];
         let Reversal { steps, states, kept, soon, .. } = self;
-        let ahead = |step: usize| soon.ask(step);
         match self.together {
             reverse::MOST => {
-                reverse::<V, B, C, G, NEARBY, { reverse::MOST }>(steps, states, (b, c), sums, cotangents, kept, ahead)
+                reverse::<V, B, C, G, NEARBY, { reverse::MOST }>(steps, states, (b, c), sums, cotangents, kept, *soon)
             }
-            _ => reverse::<V, B, C, G, NEARBY, 1>(steps, states, (b, c), sums, cotangents, kept, ahead),
+            _ => reverse::<V, B, C, G, NEARBY, 1>(steps, states, (b, c), sums, cotangents, kept, *soon),
         }
     }
 }

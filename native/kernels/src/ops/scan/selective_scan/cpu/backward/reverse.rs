@@ -1,6 +1,6 @@
 //! The innermost loops: a few states of a block over a tile, forwards to recompute them, then backwards.
 
-use super::super::call::BackStep;
+use super::super::call::{BackStep, Soon};
 use super::super::coefficients::Rows;
 use crate::cpu::{Vector, unrolled};
 
@@ -100,7 +100,7 @@ impl<V: Vector> Cotangents<V> for Given<'_, V> {
     }
 }
 
-/// Takes `K` states of a block through a tile, forwards and back. Calls `ahead` once a step.
+/// Takes `K` states of a block through a tile, forwards and back. Prefetches a row each step.
 #[inline(always)]
 pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY: bool, const K: usize>(
     steps: &mut [BackStep<V>],
@@ -109,7 +109,7 @@ pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY
     [db, dc]: [&mut Sums<'_, V>; 2],
     cotangents: G,
     kept: &mut [Kept<V>],
-    ahead: impl Fn(usize),
+    soon: Soon,
 ) {
     let first = states.first;
     let a: &[V; K] = states.a[first..].first_chunk().expect("a full block");
@@ -119,7 +119,7 @@ pub fn reverse<V: Vector, B: Rows<V>, C: Rows<V>, G: Cotangents<V>, const NEARBY
     let kept = &mut kept.as_chunks_mut::<K>().0[..count];
     let mut t = 0;
     while t < count {
-        ahead(t);
+        soon.ask(t);
         let (step, kept, b) = (&steps[t], &mut kept[t], b.row::<K>(t, first));
         unrolled!(k < K, {
             let log_decay = step.rate.mul(a[k]);
