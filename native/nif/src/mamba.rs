@@ -122,7 +122,7 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Wh
     let (dtype, how) = (loading.dtype()?, loading.quantization()?);
     let model = Model::watched(checkpoint, dtype, loading.backbone, how, place, watch)?;
     let Config { width, layers, vocabulary, inner, state, rank, conv, eps, mixer } = *model.config();
-    let mut sizes = vec![
+    let sizes = [
         ("width", width),
         ("layers", layers),
         ("vocabulary", vocabulary),
@@ -131,18 +131,14 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Wh
         ("rank", rank),
         ("conv", conv),
     ];
-    if let Mixer::Mamba2(Heads { count, groups, .. }) = mixer {
-        sizes.extend([("heads", count), ("groups", groups)]);
+    let atom = |name: &str| Atom::from_str(env, name).expect("a short name").encode(env);
+    let mut pairs: Vec<(Term, Term)> = sizes.iter().map(|(name, size)| (atom(name), size.encode(env))).collect();
+    pairs.extend([(atom("eps"), eps.encode(env)), (atom("mixer"), atom(mixer.model_type()))]);
+    if let Mixer::Mamba2(Heads { count, groups, limit: (low, high) }) = mixer {
+        let high = if high.is_finite() { high.encode(env) } else { atom("infinity") };
+        pairs.extend([(atom("heads"), count.encode(env)), (atom("groups"), groups.encode(env))]);
+        pairs.push((atom("dt_limit"), (low, high).encode(env)));
     }
-    let atom = |name: &str| Atom::from_str(env, name).expect("a short name");
-    let mut pairs: Vec<(Term, Term)> =
-        sizes.iter().map(|(name, size)| (atom(name).encode(env), size.encode(env))).collect();
-    pairs.push((atom("eps").encode(env), eps.encode(env)));
-    if let Mixer::Mamba2(Heads { limit: (low, high), .. }) = mixer {
-        let high = if high.is_finite() { high.encode(env) } else { atom("infinity").encode(env) };
-        pairs.push((atom("dt_limit").encode(env), (low, high).encode(env)));
-    }
-    pairs.push((atom("mixer").encode(env), atom(mixer.model_type()).encode(env)));
     let config = Term::map_from_pairs(env, &pairs).expect("distinct names");
     let dtype = atom(model.dtype().name());
     Ok((ResourceArc::new(HeldModel(Arc::new(model))), config, dtype).encode(env))
