@@ -8,10 +8,10 @@ mod golden;
 #[path = "common/models.rs"]
 mod models;
 
-use common::{gpu, levels};
+use common::{EXACT, gpu, levels};
 use golden::{Golden, MAMBA, config, expected, folder, forward, tensors, tokens};
 use sidewinder_files::safetensors::{self, Reader};
-use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::{Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
 use sidewinder_models::mamba::sample::Sampling;
@@ -38,8 +38,7 @@ fn models(golden: Golden) -> impl Iterator<Item = (Arc<Model>, String)> {
     let on_gpu = gpu().into_iter().flat_map(move |device| {
         DType::FLOATS.map(|dtype| (model(dtype, Where::Cuda(device.clone(), false)), format!("{dtype} on a GPU")))
     });
-    let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
-    [(model(DType::F64, reference), "reference".to_string())].into_iter().chain(on_cpu).chain(on_gpu)
+    [(model(DType::F64, Where::Cpu(EXACT)), "reference".to_string())].into_iter().chain(on_cpu).chain(on_gpu)
 }
 
 fn prefill(session: &mut Session, tokens: &[u32]) -> Owned {
@@ -71,8 +70,7 @@ fn rounded(golden: Golden, dtype: DType) -> [Owned; 3] {
     let tokens = golden.tokens();
     let tensors = with_rounded_matrices(golden.tensors(), dtype);
     let checkpoint = Checkpoint::new("rounded", Some(golden.config()), tensors);
-    let reference = Where::Cpu(Exec { level: Level::Reference, threads: 1 });
-    let model = Arc::new(Model::new(checkpoint, None, false, reference).unwrap());
+    let model = Arc::new(Model::new(checkpoint, None, false, Where::Cpu(EXACT)).unwrap());
     let mut session = Session::new(&model).unwrap();
     session.prefill(Input::Tokens(&tokens[..tokens.len() / 2]), None).unwrap();
     let [conv, ssm] = states(&session);
@@ -152,7 +150,7 @@ fn steps_of_any_number_are_those_of_whole_sequences() {
             let checkpoint = Checkpoint::new("sizes", Some(config), tensors.clone());
             Arc::new(Model::new(checkpoint, Some(dtype), false, place).unwrap())
         };
-        let exact = made(DType::F64, Where::Cpu(Exec { level: Level::Reference, threads: 1 }));
+        let exact = made(DType::F64, Where::Cpu(EXACT));
         let places = [Where::Cpu(Exec::default())].into_iter().chain(gpu().map(|device| Where::Cuda(device, false)));
         for model in places.map(|place| made(dtype, place)) {
             for batch in [1, 3, 5, 8, 16, 33] {

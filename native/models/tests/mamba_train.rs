@@ -6,9 +6,9 @@ mod common;
 #[path = "common/models.rs"]
 mod models;
 
-use common::{gpu, levels};
+use common::{EXACT, gpu, levels};
 use models::Tensors;
-use sidewinder_kernels::cpu::{Exec, Level};
+use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 use sidewinder_models::mamba::train::{AdamW, Trainer};
@@ -46,10 +46,6 @@ fn config_of(tensors: &Tensors) -> Config {
     if tensors.contains_key("backbone.layers.0.mixer.dt_bias") { SECOND } else { CONFIG }
 }
 
-fn reference() -> Where {
-    Where::Cpu(Exec { level: Level::Reference, threads: 1 })
-}
-
 fn model(tensors: &Tensors, dtype: DType, place: Where) -> Arc<Model> {
     let checkpoint = Checkpoint::new("test", Some(config_of(tensors)), tensors.clone());
     Arc::new(Model::new(checkpoint, Some(dtype), false, place).unwrap())
@@ -85,11 +81,11 @@ fn moved(tensors: &Tensors, name: &str, by: f64) -> (Tensors, Owned) {
 #[test]
 fn the_gradient_of_each_weight_is_that_of_the_loss() {
     for tensors in all_tensors() {
-        let (_, gradients) = gradient(trainer(&tensors, DType::F64, reference()));
+        let (_, gradients) = gradient(trainer(&tensors, DType::F64, Where::Cpu(EXACT)));
         assert_eq!(gradients.keys().collect::<Vec<_>>(), tensors.keys().collect::<Vec<_>>());
         for name in tensors.keys() {
             let by = 1e-5;
-            let loss = |by| gradient(trainer(&moved(&tensors, name, by).0, DType::F64, reference())).0;
+            let loss = |by| gradient(trainer(&moved(&tensors, name, by).0, DType::F64, Where::Cpu(EXACT))).0;
             let slope = (loss(by) - loss(-by)) / (2.0 * by);
             let direction = moved(&tensors, name, 0.0).1.view().to_f64();
             let expected = (gradients[name].view().to_f64() * direction).sum();
@@ -102,7 +98,7 @@ fn the_gradient_of_each_weight_is_that_of_the_loss() {
 #[test]
 fn losses_and_gradients_are_the_same_everywhere() {
     for tensors in all_tensors() {
-        let (loss, expected) = gradient(trainer(&tensors, DType::F64, reference()));
+        let (loss, expected) = gradient(trainer(&tensors, DType::F64, Where::Cpu(EXACT)));
         for (place, dtype, what) in places() {
             let (got, gradients) = gradient(trainer(&tensors, dtype, place));
             let relative = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
@@ -146,7 +142,7 @@ fn the_loss_is_that_of_sessions() {
     }
     // A text of several chunks of `Session::loss`.
     let long: Vec<u32> = (0..2500u32).map(|i| (i * i + i / 3) % 11).collect();
-    let model = model(&tensors(true), DType::F64, reference());
+    let model = model(&tensors(true), DType::F64, Where::Cpu(EXACT));
     let whole = Session::new(&model).unwrap().loss(&long).unwrap();
     let expected = Trainer::new(&model).unwrap().gradient(&long, 1).unwrap();
     assert!((whole - expected).abs() < 1e-9, "{whole} and {expected}");
@@ -155,7 +151,7 @@ fn the_loss_is_that_of_sessions() {
 #[test]
 fn a_step_is_that_of_adamw() {
     let how = AdamW { learning_rate: 0.01, clip: 0.5, eps: 1e-3, ..AdamW::default() };
-    let mut trainer = trainer(&tensors(true), DType::F64, reference());
+    let mut trainer = trainer(&tensors(true), DType::F64, Where::Cpu(EXACT));
     let mut weights: Tensors = trainer.tensors().unwrap().into_iter().collect();
     let (mut means, mut squares) = (BTreeMap::new(), BTreeMap::new());
     for step in 1..=3 {
@@ -206,7 +202,7 @@ fn a_model_learns_a_text_with_the_same_bits_each_time() {
         assert_eq!(losses, learn().0, "{what}");
         let others = by_level.entry(level).or_insert_with(|| losses.clone());
         assert_eq!(losses, *others, "with any number of threads: {what}");
-        let learnt = Arc::new(Model::new(trainer.checkpoint().unwrap(), None, false, reference()).unwrap());
+        let learnt = Arc::new(Model::new(trainer.checkpoint().unwrap(), None, false, Where::Cpu(EXACT)).unwrap());
         let loss = Session::new(&learnt).unwrap().loss(&tokens()[..8]).unwrap();
         assert!(loss < 0.15, "{loss} from its checkpoint: {what}");
     }
@@ -214,7 +210,7 @@ fn a_model_learns_a_text_with_the_same_bits_each_time() {
 
 #[test]
 fn what_cannot_be_learnt_from_is_refused() {
-    let mut trainer = trainer(&tensors(false), DType::F32, reference());
+    let mut trainer = trainer(&tensors(false), DType::F32, Where::Cpu(EXACT));
     let how = AdamW::default();
     let argument = |result: sidewinder_kernels::error::Result<_>| result.map(|_: f64| ()).unwrap_err().argument;
     let mut step = |tokens: &[u32], batch, how: &AdamW| trainer.step(tokens, batch, how).map(|p| p.loss);
@@ -232,7 +228,7 @@ fn what_cannot_be_learnt_from_is_refused() {
         assert_eq!(&*argument(step(&[1, 2, 3], 1, &how)), name);
     }
     let checkpoint = Checkpoint::new("test", Some(CONFIG), tensors(false));
-    let backbone = Model::new(checkpoint, None, true, reference()).unwrap();
+    let backbone = Model::new(checkpoint, None, true, Where::Cpu(EXACT)).unwrap();
     assert_eq!(Trainer::new(&backbone).err().unwrap().kind, Kind::Argument);
 }
 
@@ -241,7 +237,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let mut tensors = tensors(false);
     let broken = Owned::from_fn(tensors["backbone.norm_f.weight"].spec(), |_| f64::NAN);
     tensors.insert("backbone.norm_f.weight".into(), broken.into());
-    let mut trainer = trainer(&tensors, DType::F32, reference());
+    let mut trainer = trainer(&tensors, DType::F32, Where::Cpu(EXACT));
     let before = trainer.tensors().unwrap();
     let error = trainer.step(&tokens(), BATCH, &AdamW::default()).unwrap_err();
     assert_eq!(&*error.argument, "learning_rate");
@@ -254,7 +250,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
 fn falcon_mamba_is_not_trained() {
     let config = Config { mixer: Mixer::FalconMamba(1e-6), ..CONFIG };
     let checkpoint = Checkpoint::new("other", Some(config), models::tensors(&config, true));
-    let model = Model::new(checkpoint, Some(DType::F32), false, reference()).unwrap();
+    let model = Model::new(checkpoint, Some(DType::F32), false, Where::Cpu(EXACT)).unwrap();
     let error = Trainer::new(&model).map(|_| ()).unwrap_err();
     assert_eq!((error.kind, &*error.argument, &*error.got), (Kind::Argument, "model", "FalconMamba"), "{error}");
 }

@@ -179,13 +179,19 @@ pub fn levels() -> impl Iterator<Item = Level> {
     Level::available().iter().copied().filter(|&level| level != Level::Reference)
 }
 
-/// The reference's results in f64, for inputs with the values that they have in storage.
+/// Numbers of threads whose results must be those of one thread, bit by bit.
+pub const THREADS: &[usize] = if cfg!(fuzzing) { &[8] } else { &[2, 8] };
+
+/// What computes expected results in f64: the reference.
 ///
-/// Under AddressSanitizer those of the f64 kernels. The reference is safe code, but would take nine tenths of the time.
+/// Under AddressSanitizer it is the f64 kernels. The reference is safe code, but would take nine tenths of the time.
+pub const EXACT: Exec = Exec { level: if cfg!(fuzzing) { Level::Scalar } else { Level::Reference }, threads: 1 };
+
+/// The results of [`EXACT`], for inputs with the values that they have in storage.
 pub fn reference<O: Op>(options: &O::Options, inputs: &Named<Owned>) -> Named<Owned> {
     let about = op::about::<O>();
     if cfg!(fuzzing) && O::STORAGE.contains(&DType::F64) {
-        return run::<O>(options, &cast(about, inputs, DType::F64), Level::Scalar.alone()).unwrap();
+        return run::<O>(options, &cast(about, inputs, DType::F64), &EXACT).unwrap();
     }
     // Bounds of clamps are rounded to the type of the arithmetic, so the call is checked in its own types.
     let (_, storage) = about.storage(&op::specs(inputs));

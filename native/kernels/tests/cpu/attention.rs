@@ -92,7 +92,7 @@ fn gradients_agree(options: &Options, inputs: &Named<Owned>) {
                     op::specs(&inputs)
                 );
             }
-            for threads in [2, 8] {
+            for &threads in common::THREADS {
                 assert_eq!(bits(&results(threads)), bits(&one), "{dtype} {} {threads} threads", level.name());
             }
         }

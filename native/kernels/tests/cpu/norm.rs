@@ -76,7 +76,7 @@ fn large_outputs_are_those_of_their_rows() {
             let part = all(&inputs.iter().map(part).collect(), level, 1);
             parts.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
         }
-        for threads in [2, 8] {
+        for &threads in common::THREADS {
             assert!(all(&inputs, level, threads) == parts, "{} {threads} threads", level.name());
         }
     }
