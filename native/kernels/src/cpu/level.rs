@@ -126,7 +126,7 @@ impl Real for f32 {
         match level {
             // SAFETY: this level exists only where `detect` found its instructions.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Amx => unsafe { super::x86::avx512(work) },
+            Level::Avx512 | Level::Amx if !cfg!(without_avx512) => unsafe { super::x86::avx512(work) },
             // SAFETY: this level exists only where `detect` found its instructions.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => unsafe { super::x86::avx2(work) },

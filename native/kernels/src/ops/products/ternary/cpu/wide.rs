@@ -145,7 +145,7 @@ pub fn dispatch<T: Task>(level: Level, task: T) -> T::Output {
     match level {
         // SAFETY: the level exists only where its instructions do, and the extensions were detected.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Amx => unsafe { super::avx512::run(extensions(), task) },
+        Level::Avx512 | Level::Amx if !cfg!(without_avx512) => unsafe { super::avx512::run(extensions(), task) },
         // SAFETY: the level exists only where its instructions do.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { super::avx2::run(task) },
