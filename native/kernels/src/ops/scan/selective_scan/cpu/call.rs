@@ -2,7 +2,7 @@
 //! are advanced, and skip and gate after.
 
 use crate::cpu::pool::Shared;
-use crate::cpu::{Storage, Vector, math, prefetch};
+use crate::cpu::{Storage, Vector, math, prefetch, unrolled};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::scan::selective_scan::{Form, Problem};
@@ -71,8 +71,16 @@ impl<'s> Soon<'s> {
     #[inline(always)]
     pub fn ask(self, step: usize) {
         if let Some(at) = self.ahead.row(step) {
-            for &array in self.arrays {
-                prefetch(array, at * self.size);
+            let at = at * self.size;
+            // The forward scan has four, which need no loop.
+            let (fours, rest) = self.arrays.as_chunks::<4>();
+            for four in fours {
+                unrolled!(i < 4, {
+                    prefetch(four[i], at);
+                });
+            }
+            for &array in rest {
+                prefetch(array, at);
             }
         }
     }
@@ -296,9 +304,10 @@ impl<'a, S: Storage> Call<'a, S> {
     }
 
     /// The addresses of the sequences that a step reads and writes, for prefetches.
-    pub fn sequences(&self) -> Vec<*const u8> {
-        let arrays = [Some(self.x.as_ptr()), Some(self.dt.as_ptr()), self.z.map(<[S]>::as_ptr), Some(self.y.as_ptr())];
-        arrays.into_iter().flatten().map(<*const S>::cast).collect()
+    pub fn sequences(&self) -> [*const u8; 4] {
+        let x = self.x.as_ptr();
+        // Four in any case; a line that is asked for twice costs nothing.
+        [x, self.dt.as_ptr(), self.z.map_or(x, <[S]>::as_ptr), self.y.as_ptr()].map(<*const S>::cast)
     }
 }
 
