@@ -97,6 +97,27 @@ pub fn ssd_in_chunks(visit: &impl Visit, [heads, groups, state]: [usize; 3]) {
     visit.visit::<Ssd>(&options, &without(&all, &OPTIONAL), &["A"]);
 }
 
+/// Visits `selective_scan`, which takes all sequences at once in every type, with and without the optional inputs.
+pub fn selective_scan_at_once(visit: &impl Visit, [channels, groups, state]: [usize; 3]) {
+    let t = OF_CHUNKS.iter().sum();
+    let one = moderate(&[
+        ("x", &[1, t, channels]),
+        ("dt", &[1, t, channels]),
+        ("A", &[channels, state]),
+        ("B", &[1, t, groups, state]),
+        ("C", &[1, t, groups, state]),
+        ("D", &[channels]),
+        ("z", &[1, t, channels]),
+        ("dt_bias", &[channels]),
+    ]);
+    let all = in_chunks(one, &[channels, state]);
+    let options = |json| serde_json::from_value(json).unwrap();
+    let shared = ["A", "D", "dt_bias"];
+    visit.visit::<SelectiveScan>(&options(serde_json::json!({"return_state": true})), &all, &shared);
+    let states = serde_json::json!({"dt_softplus": true, "return_states": true});
+    visit.visit::<SelectiveScan>(&options(states), &without(&all, &OPTIONAL), &["A"]);
+}
+
 /// Visits `gated_delta_rule`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
 pub fn gated_delta_rule_in_chunks(visit: &impl Visit, [groups, heads, keys, values]: [usize; 4]) {
     let one = gated_delta_rule::inputs([1, OF_CHUNKS.iter().sum(), groups, heads, keys, values]);
@@ -112,8 +133,16 @@ fn both<O: Differentiable>(
     shapes: &[(&'static str, &[usize])],
     optional: &[&str],
 ) {
+    let all = with(&moderate(shapes), CU_SEQLENS, ends(&LENGTHS));
+    let options = |json| serde_json::from_value::<O::Options>(json).unwrap();
+    let fewer = without(&without(&all, optional), &["initial_state"]);
+    visit.visit::<O>(&options(serde_json::json!({"return_state": true})), &all, shared);
+    visit.visit::<O>(&O::Options::default(), &fewer, shared);
+}
+
+/// Inputs of these shapes: steps are positive, and decays and products of keys below 1, so that states stay small.
+fn moderate(shapes: &[(&'static str, &[usize])]) -> Named<Owned> {
     let mut all = inputs(shapes);
-    // Steps are positive, and decays and products of keys below 1, so that states stay small.
     for name in ["A", "g", "k", "beta", "dt", "dt_bias"] {
         if let Some(tensor) = all.take(name) {
             let (values, sign) = (tensor.view().to_f64(), if matches!(name, "A" | "g") { -1.0 } else { 1.0 });
@@ -121,11 +150,7 @@ fn both<O: Differentiable>(
             all.push(name, Owned::from_fn(tensor.spec(), |_| sign * 0.3 * values.next().unwrap().abs()));
         }
     }
-    all.push(CU_SEQLENS, ends(&LENGTHS));
-    let options = |json| serde_json::from_value::<O::Options>(json).unwrap();
-    let fewer = without(&without(&all, optional), &["initial_state"]);
-    visit.visit::<O>(&options(serde_json::json!({"return_state": true})), &all, shared);
-    visit.visit::<O>(&O::Options::default(), &fewer, shared);
+    all
 }
 
 /// The inputs of a selective scan with a new C at every step.

@@ -27,10 +27,19 @@ impl OnDevice {
             for part in parts {
                 let end = start + part.spec().shape[axis];
                 let own = common::part(got.get(name).unwrap(), axis, start..end);
-                assert!(own.view().bytes() == part.view().bytes(), "{name} of {}, from {start}", O::NAME);
+                assert!(same::<O>(&own, part), "{name} of {}, from {start}", O::NAME);
                 start = end;
             }
         }
+    }
+}
+
+/// Whether results are those of a call of their own: bit by bit, or nearly where all sequences share one layout of the
+/// work, so that sums have another order.
+fn same<O: Op>(own: &Owned, of_one: &Owned) -> bool {
+    match O::NAME {
+        "selective_scan" | "selective_scan_backward" => common::worst(own, of_one, 2e-5, 5e-6) <= 1.0,
+        _ => own.view().bytes() == of_one.view().bytes(),
     }
 }
 
@@ -50,7 +59,7 @@ fn packed_calls_agree_with_the_reference_and_with_separate_calls() {
     packed::every_op(&OnDevice(device));
 }
 
-/// Calls that run in chunks on tensor cores, all sequences at once.
+/// Calls that take all sequences at once.
 struct InChunks(Device);
 
 impl InChunks {
@@ -110,6 +119,9 @@ packed_calls_in_chunks_agree! {
     ssd_with_128_states: ssd_in_chunks, [2, 1, 128];
     gated_delta_rule_with_keys_of_64: gated_delta_rule_in_chunks, [2, 2, 64, 64];
     gated_delta_rule_with_keys_of_128: gated_delta_rule_in_chunks, [1, 2, 128, 40];
+    selective_scan_with_few_states: selective_scan_at_once, [6, 2, 3];
+    selective_scan_of_many_channels: selective_scan_at_once, [264, 1, 16];
+    selective_scan_with_states_of_several_launches: selective_scan_at_once, [4, 1, 300];
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub const CHUNK: usize = 64;
 pub const MOST_STEPS: usize = 1 << 31;
 
 /// The text that kernels include.
-pub const TEXT: &str = include_str!("sequences.cu");
+pub const TEXT: &str = concat!(include_str!("sequence.cu"), include_str!("sequences.cu"));
 
 /// The sequences of a call.
 #[derive(Clone, Copy)]
@@ -49,6 +49,14 @@ impl Sequences<'_> {
     /// Chunks of all sequences.
     pub fn chunks(&self) -> usize {
         self.sum(|chunks| chunks)
+    }
+
+    /// Steps of all sequences.
+    pub fn steps(&self) -> usize {
+        match self {
+            Sequences::Batch { count, length } => count * length,
+            Sequences::Packed(all) => all.last().map_or(0, |steps| steps.end),
+        }
     }
 
     /// The first step of a chunk among those of all sequences; the number of all steps for that after the last one.

@@ -52,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_backwa
     Gradients gradients(p, shared, j);
     i64 end = (run + 1) * p.batches < p.batch ? (run + 1) * p.batches : p.batch;
     for (i64 batch = run * p.batches; batch < end; batch++) gradients.one(batch);
-    gradients.leave(CHUNKED ? j * p.batch + run : run);
+    // `part_a` has the place of the adjoints that this block has read.
+    gradients.leave(CHUNKED || PACKED ? j * p.batch + gradients.batch : run);
 #endif
 }

@@ -29,4 +29,5 @@ impl Differentiable for SelectiveScan {
         &op::slots::<12>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state", "dstates"]));
 
     crate::backward_by_kernels!();
+    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
 }

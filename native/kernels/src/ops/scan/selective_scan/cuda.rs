@@ -7,14 +7,21 @@ use super::{Form, Problem};
 use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::sequences::{CHUNK, MOST_STEPS, Sequences, Table};
 use crate::tensor::{DType, Spec};
-pub use backward::{BackwardPlan, backward, backward_as};
+pub use backward::{BackwardPlan, backward, backward_as, backward_packed};
 pub use plan::Plan;
 use plan::{Pass, Way};
+use std::ops::Range;
 
 const FORWARD: Source<Params<()>> = Source::new(
     "selective_scan_forward",
-    concat!(include_str!("../step_size.cu"), include_str!("common.cu"), include_str!("forward.cu")),
+    concat!(
+        include_str!("../step_size.cu"),
+        include_str!("../sequence.cu"),
+        include_str!("common.cu"),
+        include_str!("forward.cu")
+    ),
 );
 
 /// CUDA's limit on a grid's second and third size; the first is 2^31 - 1.
@@ -37,9 +44,69 @@ pub fn forward_as(
     if problem.batch * problem.channels == 0 {
         return Ok(());
     }
-    match problem.dtype {
-        DType::F64 => Call::<f64>::new(problem, inputs, outputs, lane)?.run(plan, |bound| bound),
-        _ => Call::<f32>::new(problem, inputs, outputs, lane)?.run(plan, |bound| bound as f32),
+    run(&Scan::of_batch(problem), inputs, outputs, lane, plan)
+}
+
+/// Queues the scan of packed sequences, all at once.
+pub fn forward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    match Scan::of_packed(problem, steps) {
+        Some(scan) => run(&scan, inputs, outputs, lane, None).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn run(scan: &Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane, plan: Option<Plan>) -> Result<()> {
+    match scan.problem.dtype {
+        DType::F64 => Call::<f64>::new(scan, inputs, outputs, lane)?.run(plan, |bound| bound),
+        _ => Call::<f32>::new(scan, inputs, outputs, lane)?.run(plan, |bound| bound as f32),
+    }
+}
+
+/// A call over the sequences of a batch, or over packed ones.
+struct Scan<'a> {
+    /// Its batch is the number of sequences, and its length that of the longest one.
+    problem: Problem,
+    /// The problem of a batch of such length that keeps the device as busy: layouts are chosen by it.
+    like: Problem,
+    sequences: Sequences<'a>,
+}
+
+impl<'a> Scan<'a> {
+    fn of_batch(problem: &Problem) -> Scan<'static> {
+        let sequences = Sequences::Batch { count: problem.batch, length: problem.length };
+        Scan { problem: problem.clone(), like: problem.clone(), sequences }
+    }
+
+    /// `None` where nothing is to be done, or too much to count in 32 bits.
+    fn of_packed(problem: &Problem, steps: &'a [Range<usize>]) -> Option<Scan<'a>> {
+        let sequences = Sequences::Packed(steps);
+        let of = |batch| Problem { batch, length: sequences.longest(), ..problem.clone() };
+        let fits = (1..MOST_STEPS).contains(&sequences.steps()) && problem.channels > 0;
+        fits.then(|| Scan { problem: of(steps.len()), like: of(sequences.batch()), sequences })
+    }
+
+    /// The most chunks of time: where sequences are packed, each has workspace for those of the longest one, which should
+    /// be a sixteenth of all states at most.
+    fn most_chunks(&self) -> usize {
+        match self.sequences {
+            Sequences::Batch { .. } => usize::MAX,
+            Sequences::Packed(all) => (self.sequences.steps() / (16 * all.len())).max(1),
+        }
+    }
+
+    fn is_packed(&self) -> bool {
+        matches!(self.sequences, Sequences::Packed(_))
+    }
+
+    /// Uploads the table of packed sequences.
+    fn table(&self, lane: &Lane) -> Result<Table> {
+        self.sequences.table(self.problem.length.max(1), lane)
     }
 }
 
@@ -64,6 +131,7 @@ params! {
         sums: u64 as "REAL*",
         // Sums of y over the slabs of states before this one, (B, L, D).
         partial: u64 as "REAL*",
+        sequences: u64 as "const int*", // of a packed call: see sequences.rs
         batch: i64,
         length: i64,
         channels: i64,
@@ -92,13 +160,17 @@ params! {
 
 /// A call with the addresses of its buffers and the parameters that do not depend on its layout.
 struct Call<'a, R> {
+    scan: &'a Scan<'a>,
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params<R>,
+    /// The memory of `params.sequences`.
+    _table: Table,
 }
 
 impl<'a, R: Copy + Default> Call<'a, R> {
-    fn new(problem: &'a Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+    fn new(scan: &'a Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+        let (problem, table) = (&scan.problem, scan.table(lane)?);
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let wanted = |name, wanted: bool| if wanted { at(outputs, name) } else { Ok(0) };
         let (groups_b, groups_c) = (groups(problem.b), groups(problem.c));
@@ -115,6 +187,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             y: at(outputs, "y")?,
             last_state: wanted("last_state", problem.options.return_state)?,
             states: wanted("states", problem.options.return_states)?,
+            sequences: table.sequences,
             batch: problem.batch as i64,
             length: problem.length as i64,
             channels: problem.channels as i64,
@@ -125,21 +198,21 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             share_c: (problem.channels / groups_c) as i64,
             ..Params::default()
         };
-        Ok(Call { problem, lane, params })
+        Ok(Call { scan, problem, lane, params, _table: table })
     }
 
     /// Launches one slab of states after another: registers do not hold all of them.
     fn run(mut self, plan: Option<Plan>, round: impl Fn(f64) -> R) -> Result<()> {
-        let Problem { batch, length, channels, state, dtype, .. } = *self.problem;
+        let Problem { batch, channels, state, dtype, .. } = *self.problem;
         if let Some((lo, hi)) = self.problem.options.dt_clamp {
             (self.params.lo, self.params.hi) = (round(lo), round(hi));
         }
         let most = plan::most_states(dtype);
         let slabs = state.div_ceil(most).max(1);
         let processors = self.lane.device().facts().multiprocessors as usize;
-        let way = |slab| Way::choose(self.problem, most.min(state - slab * most), slabs > 1, processors, plan);
+        let way = |slab| Way::choose(self.scan, most.min(state - slab * most), slabs > 1, processors, plan);
         let ways: Vec<Way> = (0..slabs).map(way).collect();
-        let partial = if slabs > 1 { batch * length * channels } else { 0 };
+        let partial = if slabs > 1 { self.scan.sequences.steps() * channels } else { 0 };
         let cuts = ways.iter().map(|way| way.cut_states(self.problem)).max().unwrap_or(0);
         let at = self.lane.scratch(Spec::new(dtype.wide(), &[partial + cuts])?.bytes())?;
         let after = |elements: usize| at + (elements * dtype.wide().size()) as u64;
@@ -184,7 +257,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let options = format!(
             "{} -DN={} -DK={} -DP={lanes} -DQ={} -DS={owned} \
              -DWARPS={warps} -DMIN={} -DNEAR={} -DFORM_B={} -DFORM_C={} -DHAS_D={} -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} \
-             -DSTATES={} -DSLABS={} -DENDS={}",
+             -DSTATES={} -DSLABS={} -DENDS={} {} -DCHUNK={CHUNK}",
             types(dtype),
             way.states,
             way.per_lane(),
@@ -201,6 +274,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             given(self.params.states),
             u32::from(way.slabs),
             u32::from(pass == Pass::Ends),
+            self.scan.sequences.option(),
         );
         self.lane.device().kernel(&FORWARD, &options)
     }

@@ -7,6 +7,7 @@
 //                    per few channels), CONSTANT (D, N)
 //   HAS_D, HAS_Z, HAS_BIAS, SOFTPLUS, CLAMP, STATES, SLABS   the call's inputs and options
 //   ENDS    whether this is the first of two passes over chunks: the last state of each chunk
+//   PACKED  whether sequences are those of p.sequences, else of a batch, each of p.length steps
 //
 // Time is the loop, and states are in registers. P neighbouring lanes share a channel; of P steps each lane loads,
 // prepares and finishes one, so nothing is computed twice, and P - 1 shuffles sum y for P steps at once. Loads run one
@@ -72,8 +73,10 @@ struct Shared {
 struct Scan {
     const Params& p;
     Shared& shared;
-    // The thread's batch, chunk, channel, lane within the channel and first state.
-    i64 batch, j, channel, first;
+    // The place of the thread's sequence among states; its first step and its length, if it is packed.
+    i64 batch, packed_start, packed_length;
+    // The thread's chunk, channel, lane within the channel and first state.
+    i64 j, channel, first;
     int lane;
     bool alive;
     // Whether rows of A and of states start at multiples of 16 bytes.
@@ -95,6 +98,12 @@ struct Scan {
         // The first pass skips the last chunk, whose end state no other chunk needs.
         unsigned runs = ENDS ? p.chunks - 1 : p.chunks;
         batch = blockIdx.z * (i64)gridDim.y + blockIdx.y;
+        if (PACKED) {
+            // Blocks past the last sequence return once this is done.
+            Sequence of = packed_sequence(p.sequences, batch < p.batch ? batch : p.batch - 1);
+            if (batch < p.batch) batch = of.place;
+            packed_start = of.first, packed_length = of.length;
+        }
         j = 0;
         if (runs > 1) j = block % runs, block /= runs;
         if (p.sections > 1) section = block / p.section_blocks, block -= section * p.section_blocks;
@@ -108,7 +117,7 @@ struct Scan {
         channel = corner + local;
         first = p.first_state + lane * K;
         wide = p.state % UNIT == 0;
-        tile = (batch * p.length + j * p.chunk + lane) * p.channels + channel;
+        tile = (start_of(j) + lane) * p.channels + channel;
         x = p.x + tile, dt = p.dt + tile, z = p.z + tile, y = p.y + tile;
         lo = p.lo, hi = p.hi;
         apart = Offset(Q * p.channels) * sizeof(STORAGE);
@@ -116,9 +125,18 @@ struct Scan {
         from_c = rows(p.c, p.groups_c, p.share_c);
     }
 
+    __device__ __forceinline__ i64 length() const { return PACKED ? packed_length : p.length; }
+    // The first step of a chunk among those of all sequences.
+    __device__ __forceinline__ i64 start_of(i64 chunk) const {
+        return (PACKED ? packed_start : batch * p.length) + chunk * p.chunk;
+    }
+    // Whether the chunk is the sequence's last one, and whether a packed sequence has it.
+    __device__ __forceinline__ bool is_last() const { return PACKED ? (j + 1) * p.chunk >= length() : j + 1 == p.chunks; }
+    __device__ __forceinline__ bool is_there() const { return !PACKED || j == 0 || j * p.chunk < length(); }
+
     __device__ __forceinline__ Rows rows(const STORAGE* from, i64 groups, i64 share) {
         i64 group = groups > 1 ? channel / share : 0, stride = groups * p.state;
-        return {from + (batch * p.length + j * p.chunk) * stride + group * p.state + p.first_state, stride};
+        return {from + start_of(j) * stride + group * p.state + p.first_state, stride};
     }
 
     __device__ __forceinline__ void load_constant(REAL (&to)[K], const STORAGE* from) {
@@ -327,7 +345,7 @@ struct Scan {
             for (int half = P / 2; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffff, sum, half);
             if (alive) store_row(p.ends + flat * N + lane * K, h, lane, true);
             if (alive && lane == 0) p.sums[flat] = sum;
-        } else if (p.last_state && j + 1 == p.chunks && alive) {
+        } else if (p.last_state && is_last() && alive) {
             store_row(p.last_state + (batch * p.channels + channel) * p.state + first, h, lane, wide);
         }
     }
@@ -340,8 +358,9 @@ __device__ __forceinline__ int at_most_a_tile(i64 left) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_forward(const __grid_constant__ Params p) {
     __shared__ Shared shared;
     Scan scan(p, shared);
-    if (scan.batch >= p.batch) return;
-    i64 left = scan.j + 1 == p.chunks ? p.length - scan.j * p.chunk : p.chunk;
+    // A last chunk's end state is needed by none.
+    if (scan.batch >= p.batch || !scan.is_there() || (PACKED && ENDS && scan.is_last())) return;
+    i64 left = scan.is_last() ? scan.length() - scan.j * p.chunk : p.chunk;
     scan.fetch<false>(at_most_a_tile(left));
     scan.start();
     int buffer = 0;

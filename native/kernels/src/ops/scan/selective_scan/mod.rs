@@ -127,6 +127,7 @@ impl Op for SelectiveScan {
     }
 
     crate::forward_by_kernels!(cpu::forward, reference::selective_scan, cuda::forward);
+    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
 }
 
 fn form(name: &str, spec: &Spec, sizes: &Sizes) -> Result<Form> {

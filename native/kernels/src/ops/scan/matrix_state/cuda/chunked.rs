@@ -27,7 +27,8 @@ const CHUNKED: Source<Params> =
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = include_str!("../../../../cuda/include/rows.cu");
-const OF_CHUNK: &str = concat!(include_str!("../../sequences.cu"), include_str!("../chunk.cu"));
+const OF_CHUNK: &str =
+    concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../chunk.cu"));
 const TILES: &str = include_str!("../tiles.cu");
 
 /// Threads of a block of `inner.cu`, and of `chunked.cu`.

@@ -4,14 +4,15 @@
 
 struct Ends : Thread {
     REAL h[M][K] = {}, product[CHUNKED ? M : 1][K], adjoint[CHUNKED ? M : 1][K] = {}, sum[M] = {};
-    i64 batch, j;
+    i64 j;
     // The offset of the thread's first element of the next steps.
     i64 place;
     const STORAGE *from_b, *from_c;
     Column<STAGE> x, dt, dy, z;
     Rows<STAGE> b, c;
 
-    __device__ __forceinline__ Ends(const Params& p, Shared& shared, i64 batch, i64 j) : Thread(p, shared), batch(batch), j(j) {
+    __device__ __forceinline__ Ends(const Params& p, Shared& shared, i64 which, i64 j) : Thread(p, shared), j(j) {
+        take(which);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             if (!CHUNKED && p.initial_state) read(h[m], p.initial_state + all_states(batch, m), m, wide);
@@ -47,7 +48,7 @@ struct Ends : Thread {
 #pragma unroll
         for (int m = 0; m < M; m++) {
             REAL u = delta[m] * x[m], from_states[K];
-            if (DSTATES && CHUNKED) read(from_states, p.dstates + all_states(batch * p.length + t, m), m, wide);
+            if (DSTATES && CHUNKED) read(from_states, p.dstates + all_states(time(t), m), m, wide);
             sum[m] += delta[m];
 #pragma unroll
             for (int k = 0; k < K; k++) {
@@ -65,7 +66,7 @@ struct Ends : Thread {
 
     // Stores the state after a tile, and the sum of deltas so far.
     __device__ __forceinline__ void keep(i64 tile, bool last) {
-        i64 row = tile * p.batch + batch;
+        i64 row = row_of(tile);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             if (!at.alive(m)) continue;
@@ -75,11 +76,11 @@ struct Ends : Thread {
     }
 
     __device__ __forceinline__ void run() {
-        i64 begin = j * p.chunk, end = begin + p.chunk < p.length ? begin + p.chunk : p.length;
-        i64 time = batch * p.length + begin;
+        i64 begin = j * p.chunk, end = begin + p.chunk < length() ? begin + p.chunk : length();
+        if (PACKED && begin >= end) return;
         int buffer = 0;
-        place = time * p.channels + at.first(p);
-        from_b = rows(p.b, p.groups_b, p.share_b, time), from_c = rows(p.c, p.groups_c, p.share_c, time);
+        place = time(begin) * p.channels + at.first(p);
+        from_b = rows(p.b, p.groups_b, p.share_b, time(begin)), from_c = rows(p.c, p.groups_c, p.share_c, time(begin));
         fetch(at_most(STAGE, end - begin));
         for (i64 t = begin; t < end; t += STAGE, buffer ^= STAGE) {
             int left = at_most(STAGE, end - t);
@@ -101,11 +102,11 @@ struct Ends : Thread {
                 for (int s = 0; s < left; s++) step(s, buffer + s, t + s);
             }
         }
-        if constexpr (CHUNKED) finish((end - 1) / TILE);
+        if constexpr (CHUNKED) finish((end - 1) / TILE, end == length());
     }
 
-    __device__ __forceinline__ void finish(i64 tile) {
-        keep(tile, j + 1 == p.chunks);
+    __device__ __forceinline__ void finish(i64 tile, bool last) {
+        keep(tile, last);
         i64 row = j * p.batch + batch;
 #pragma unroll
         for (int m = 0; m < M; m++)

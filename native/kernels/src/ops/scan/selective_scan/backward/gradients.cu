@@ -12,7 +12,7 @@ struct Gradients : Thread {
     // a[t+1] g[t+1], and sums over time.
     REAL carry[M][K], da[M][K] = {}, db[CONSTANT_B ? M : 1][K] = {}, dc[CONSTANT_C ? M : 1][K] = {};
     REAL dd[OWN] = {}, dbias[OWN] = {}, skip[OWN];
-    i64 batch, j;
+    i64 j;
     Column<SUB> dt, dy, z;
 
     __device__ __forceinline__ Gradients(const Params& p, Shared& shared, i64 j) : Thread(p, shared), j(j) {
@@ -20,11 +20,9 @@ struct Gradients : Thread {
         for (int i = 0; i < OWN; i++) skip[i] = HAS_D && at.mine(i) ? p.d[at.channel + at.owned(i)] : REAL(0);
     }
 
-    __device__ __forceinline__ i64 time(i64 t) { return batch * p.length + t; }
-
     // The address of the states after the tile before t.
     __device__ __forceinline__ const REAL* bound(i64 t, int m) {
-        return p.bounds + states((t / TILE - 1) * p.batch + batch, m);
+        return p.bounds + states(row_of(t / TILE - 1), m);
     }
 
     // Loads the states before the chunk, which starts at `begin`.
@@ -54,7 +52,7 @@ struct Gradients : Thread {
             start_chunk(from, begin);
 #pragma unroll
             for (int m = 0; m < M; m++)
-                passed[m] = at.alive(m) ? p.passed[flat((t / TILE - 1) * p.batch + batch, m)] : REAL(0);
+                passed[m] = at.alive(m) ? p.passed[flat(row_of(t / TILE - 1), m)] : REAL(0);
 #pragma unroll
             for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -268,7 +266,7 @@ struct Gradients : Thread {
 
     // Adds the sums of previous slabs, and stores them for the next one unless this is the last; returns whether it is.
     __device__ __forceinline__ bool all_slabs(i64 flat, REAL& of_input, REAL& of_decay, REAL& y) {
-        i64 plane = p.batch * p.length * p.channels;
+        i64 plane = p.steps * p.channels;
         REAL* place = p.slabs + flat;
         if (!p.first_slab) {
             of_input += place[0], of_decay += place[plane];
@@ -313,9 +311,10 @@ struct Gradients : Thread {
 #pragma unroll
             for (int w = 0; w < WARPS; w++) sum += shared.warps[w].slots[step / SUB][step % SUB * PER_STEP + within];
             REAL* part = which == 0 ? p.part_b : p.part_c;
-            i64 from_first = t + step - p.first_chunk * p.chunk;
             if (part) {
-                part[(((i64)Place::block(p) * p.batch + batch) * p.span + from_first) * N + n] = sum;
+                i64 row = Place::block(p) * p.steps + time(t + step);
+                if (!PACKED) row = (Place::block(p) * p.batch + batch) * p.span + t + step - p.first_chunk * p.chunk;
+                part[row * N + n] = sum;
             } else {
                 i64 groups = which == 0 ? p.groups_b : p.groups_c, share = which == 0 ? p.share_b : p.share_c;
                 i64 row = time(t + step) * groups + (groups > 1 ? at.corner() / share : 0);
@@ -348,16 +347,18 @@ struct Gradients : Thread {
 
     // Processes one batch, or one chunk of it.
     __device__ __forceinline__ void one(i64 which) {
-        batch = which;
+        take(which);
+        i64 begin = j * p.chunk, end = begin + p.chunk < length() ? begin + p.chunk : length();
+        if (PACKED && j > 0 && begin >= end) return;
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            if (CHUNKED) read(carry[m], p.adjoints + states(j * p.batch + batch, m), m, true);
+            // An empty packed sequence has no chunk that passes its adjoint on.
+            if (CHUNKED && !(PACKED && end == 0)) read(carry[m], p.adjoints + states(j * p.batch + batch, m), m, true);
             else if (p.dlast_state) read(carry[m], p.dlast_state + all_states(batch, m), m, wide);
             else
 #pragma unroll
                 for (int k = 0; k < K; k++) carry[m][k] = 0;
         }
-        i64 begin = j * p.chunk, end = begin + p.chunk < p.length ? begin + p.chunk : p.length;
         for (i64 t = (end - 1) / TILE * TILE; t >= begin && end > 0; t -= TILE) tile(t, at_most(TILE, end - t));
         if (!p.dinitial_state || j > 0) return;
 #pragma unroll

@@ -186,6 +186,8 @@ struct Thread {
     Shared& shared;
     Warp& warp;
     Place at;
+    // The place of the sequence among states; its first step and its length, if it is packed.
+    i64 batch, packed_start, packed_length;
     bool wide;
     REAL a[M][K], bias[OWN];
     REAL b_row[CONSTANT_B ? M : 1][K], c_row[CONSTANT_C ? M : 1][K];
@@ -206,6 +208,23 @@ struct Thread {
         }
 #pragma unroll
         for (int i = 0; i < OWN; i++) bias[i] = HAS_BIAS && at.mine(i) ? p.dt_bias[at.channel + at.owned(i)] : REAL(0);
+    }
+
+    // Begins sequence `which`.
+    __device__ __forceinline__ void take(i64 which) {
+        batch = which;
+        if (PACKED) {
+            Sequence of = packed_sequence(p.sequences, which);
+            batch = of.place, packed_start = of.first, packed_length = of.length;
+        }
+    }
+
+    __device__ __forceinline__ i64 length() const { return PACKED ? packed_length : p.length; }
+    // Step t of the sequence among those of all.
+    __device__ __forceinline__ i64 time(i64 t) const { return (PACKED ? packed_start : batch * p.length) + t; }
+    // The row of a tile among those of all sequences: see `bounds`.
+    __device__ __forceinline__ i64 row_of(i64 tile) const {
+        return PACKED ? packed_row(packed_start, batch) + tile : tile * p.batch + batch;
     }
 
     __device__ __forceinline__ void read(REAL (&to)[K], const REAL* row, int m, bool wide) {

@@ -4,19 +4,23 @@ mod plan;
 
 use super::super::{ClampGrad, Form, Problem};
 use super::plan::Pass;
-use super::{given, groups};
+use super::{Scan, given, groups};
 use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::sequences::{CHUNK, Table};
 use crate::tensor::{DType, Spec};
 pub use plan::BackwardPlan;
 use plan::{Rooms, STAGE, SUB, TILE, Way};
+use std::ops::Range;
 
 const BACKWARD: Source<Params<()>> = Source::new(
     "selective_scan_backward",
     concat!(
         include_str!("../../step_size.cu"),
         include_str!("../../slopes.cu"),
+        include_str!("../../sequence.cu"),
+        include_str!("../backward/row.cu"),
         include_str!("../common.cu"),
         include_str!("../backward/thread.cu"),
         include_str!("../backward/ends.cu"),
@@ -24,7 +28,10 @@ const BACKWARD: Source<Params<()>> = Source::new(
         include_str!("../backward.cu"),
     ),
 );
-const COMPOSE: Source<Compose> = Source::new("compose", include_str!("../compose.cu"));
+const COMPOSE: Source<Compose> = Source::new(
+    "compose",
+    concat!(include_str!("../../sequence.cu"), include_str!("../backward/row.cu"), include_str!("../compose.cu")),
+);
 const SUM_PARTS: Source<Jobs> = Source::new("sum_parts", include_str!("../sum_parts.cu"));
 
 /// Queues the gradient.
@@ -41,9 +48,33 @@ pub fn backward_as(
     lane: &Lane,
     plan: Option<BackwardPlan>,
 ) -> Result<()> {
-    match problem.dtype {
-        DType::F64 => Call::<f64>::new(problem, inputs, outputs, lane)?.run(plan, |bound| bound),
-        _ => Call::<f32>::new(problem, inputs, outputs, lane)?.run(plan, |bound| bound as f32),
+    run(&Scan::of_batch(problem), inputs, outputs, lane, plan)
+}
+
+/// Queues the gradient of packed sequences, all at once.
+pub fn backward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    match Scan::of_packed(problem, steps) {
+        Some(scan) => run(&scan, inputs, outputs, lane, None).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+fn run(
+    scan: &Scan,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+    plan: Option<BackwardPlan>,
+) -> Result<()> {
+    match scan.problem.dtype {
+        DType::F64 => Call::<f64>::new(scan, inputs, outputs, lane)?.run(plan, |bound| bound),
+        _ => Call::<f32>::new(scan, inputs, outputs, lane)?.run(plan, |bound| bound as f32),
     }
 }
 
@@ -71,13 +102,13 @@ params! {
         dinitial_state: u64 as "REAL*",
         // `bounds`: states after every tile but the last, (tiles - 1, B, D, N). Where there are several chunks, they
         // start from zero in each chunk, and `passed` has the sums of the chunk's deltas up to the end of each tile,
-        // (tiles, B, D).
+        // (tiles, B, D). Both are (rows, D, N) and (rows, D) with the rows of row.cu where sequences are packed.
         bounds: u64 as "REAL*",
         passed: u64 as "REAL*",
         // The outgoing adjoints of chunks, and after `compose` their incoming ones, (chunks, B, D, N).
         adjoints: u64 as "REAL*",
-        // Partial sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N). `part_a` reuses the
-        // memory of `adjoints`.
+        // Partial sums: over runs, (runs, D, N) and (runs, D); over blocks, (blocks, B, span, N), or (blocks, steps, N)
+        // where sequences are packed. `part_a` reuses the memory of `adjoints`.
         part_a: u64 as "REAL*",
         part_const_b: u64 as "REAL*",
         part_const_c: u64 as "REAL*",
@@ -87,8 +118,10 @@ params! {
         part_c: u64 as "REAL*",
         // Sums over the previous slabs of states, three of (B, L, D).
         slabs: u64 as "REAL*",
+        sequences: u64 as "const int*", // of a packed call: see sequences.rs
         batch: i64,
         length: i64,
+        steps: i64, // of all sequences
         channels: i64,
         state: i64,
         // Groups of B and C, and channels in each.
@@ -129,11 +162,10 @@ params! {
         bounds: u64 as "REAL*",
         adjoints: u64 as "REAL*",
         passed: u64 as "const REAL*",
-        // `rows` is B times D.
-        chunks: i64,
-        tiles: i64,
-        tiles_per_chunk: i64,
-        rows: i64,
+        sequences: u64 as "const int*",
+        batch: i64,
+        length: i64,
+        chunk: i64,
         channels: i64,
         width: i64,
         state: i64,
@@ -177,9 +209,12 @@ params! {
 
 /// A call with the addresses of its buffers and the parameters that do not depend on its layout.
 struct Call<'a, R> {
+    scan: &'a Scan<'a>,
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params<R>,
+    /// The memory of `params.sequences`.
+    _table: Table,
     /// Addresses of the gradients that are sums over batch and time.
     da: u64,
     dd: u64,
@@ -187,7 +222,8 @@ struct Call<'a, R> {
 }
 
 impl<'a, R: Copy + Default> Call<'a, R> {
-    fn new(problem: &'a Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+    fn new(scan: &'a Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+        let (problem, table) = (&scan.problem, scan.table(lane)?);
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let (groups_b, groups_c) = (groups(problem.b), groups(problem.c));
         let params = Params {
@@ -209,8 +245,10 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             db: at(outputs, "dB")?,
             dc: at(outputs, "dC")?,
             dinitial_state: at(outputs, "dinitial_state")?,
+            sequences: table.sequences,
             batch: problem.batch as i64,
             length: problem.length as i64,
+            steps: scan.sequences.steps() as i64,
             channels: problem.channels as i64,
             state: problem.state as i64,
             groups_b: groups_b as i64,
@@ -220,7 +258,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             ..Params::default()
         };
         let (da, dd, dbias) = (at(outputs, "dA")?, at(outputs, "dD")?, at(outputs, "ddt_bias")?);
-        Ok(Call { problem, lane, params, da, dd, dbias })
+        Ok(Call { scan, problem, lane, params, _table: table, da, dd, dbias })
     }
 
     /// Launches one slab of states after another: registers do not hold all of them.
@@ -229,8 +267,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             (self.params.lo, self.params.hi) = (round(lo), round(hi));
         }
         let facts = self.lane.device().facts();
-        let ways = Way::slabs(self.problem, &facts, plan);
-        let rooms: Vec<Rooms> = ways.iter().map(|way| way.rooms(self.problem)).collect();
+        let ways = Way::slabs(self.scan, &facts, plan);
+        let rooms: Vec<Rooms> = ways.iter().map(|way| way.rooms(self.problem, &self.scan.sequences)).collect();
         let elements = rooms.iter().map(Rooms::elements).max().unwrap_or(0);
         let scratch = self.lane.scratch(Spec::new(self.problem.dtype.wide(), &[elements])?.bytes())?;
         for (slab, (way, rooms)) in ways.iter().zip(&rooms).enumerate() {
@@ -322,17 +360,21 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             bounds: self.params.bounds,
             adjoints: self.params.adjoints,
             passed: self.params.passed,
-            chunks: way.chunks as i64,
-            tiles: self.problem.length.div_ceil(TILE) as i64,
-            tiles_per_chunk: (way.chunk / TILE) as i64,
-            rows: rows as i64,
+            sequences: self.params.sequences,
+            batch: self.params.batch,
+            length: self.params.length,
+            chunk: self.params.chunk,
             channels: self.params.channels,
             width: way.states as i64,
             state: self.params.state,
             first_state: self.params.first_state,
         };
-        let kernel =
-            self.lane.device().kernel(&COMPOSE, &format!("{} -DTHREADS={THREADS}", types(self.problem.dtype)))?;
+        let options = format!(
+            "{} -DTHREADS={THREADS} -DTILE={TILE} {} -DCHUNK={CHUNK}",
+            types(self.problem.dtype),
+            self.scan.sequences.option()
+        );
+        let kernel = self.lane.device().kernel(&COMPOSE, &options)?;
         let grid = [grid_size((rows * way.states).div_ceil(THREADS as usize).max(1))?, 2, 1];
         // SAFETY: as above.
         unsafe { self.lane.launch(&kernel, grid, THREADS, &params) }
@@ -341,6 +383,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
     /// The sums of dB and dC over the blocks of a group, where there are several.
     fn over_channels(&self, way: &Way, first: usize, span: usize) -> Vec<Job> {
         let Problem { batch, length, .. } = *self.problem;
+        let steps = self.scan.sequences.steps();
+        let [batch, span, length] = if self.scan.is_packed() { [1, steps, steps] } else { [batch, span, length] };
         let job = |form, from, to| {
             let groups = groups(form);
             // Without channels there are no parts, and the sum is zero.
@@ -427,7 +471,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let options = format!(
             "{} -DN={} -DK={} -DP={} -DM={} -DWARPS={} -DMIN={} -DRAGGED={} -DCONSTANT_B={} -DCONSTANT_C={} -DHAS_D={} \
              -DHAS_Z={} -DHAS_BIAS={} -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DDSTATES={} -DSLABS={} -DCHUNKED={} \
-             -DENDS={} -DTILE={TILE} -DSUB={SUB} -DSTAGE={STAGE}",
+             -DENDS={} -DTILE={TILE} -DSUB={SUB} -DSTAGE={STAGE} {} -DCHUNK={CHUNK}",
             types(self.problem.dtype),
             way.states,
             way.per_lane,
@@ -448,6 +492,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             u32::from(way.slabs),
             u32::from(way.chunks > 1),
             u32::from(pass == Pass::Ends),
+            self.scan.sequences.option(),
         );
         self.lane.device().kernel(&BACKWARD, &options)
     }

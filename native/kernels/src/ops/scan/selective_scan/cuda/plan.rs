@@ -1,7 +1,7 @@
 //! How a scan is laid out on the device: chosen by predicted clocks among a few dozen layouts.
 
 use super::super::{Form, Problem};
-use super::groups;
+use super::{Scan, groups};
 use crate::tensor::DType;
 
 /// The free parameters of a layout.
@@ -78,12 +78,13 @@ const MOST_IN_REGISTERS: usize = 128;
 const SHARED: usize = 48 << 10;
 
 impl Way {
-    pub fn choose(problem: &Problem, states: usize, slabs: bool, processors: usize, plan: Option<Plan>) -> Way {
+    pub fn choose(scan: &Scan, states: usize, slabs: bool, processors: usize, plan: Option<Plan>) -> Way {
+        let problem = &scan.like;
         if let Some(plan) = plan {
             return Way::new(problem, states, slabs, plan).resident(problem, processors);
         }
         let mut best: Option<(f64, Way)> = None;
-        for plan in plans(problem, states) {
+        for plan in plans(problem, states).filter(|plan| plan.chunks <= scan.most_chunks()) {
             let way = Way::new(problem, states, slabs, plan);
             if way.fits(problem) {
                 let clocks = way.clocks(problem, processors);

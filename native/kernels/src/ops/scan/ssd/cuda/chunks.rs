@@ -20,7 +20,8 @@ pub use gradient::Gradient;
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = concat!(include_str!("../../../../cuda/include/rows.cu"), include_str!("../copies.cu"));
-const PART: &str = concat!(include_str!("../../sequences.cu"), include_str!("../part.cu"));
+const PART: &str =
+    concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../part.cu"));
 const SEGMENTS: &str = include_str!("../segments.cu");
 const STEP_SIZE: &str = include_str!("../../step_size.cu");
 

@@ -2,9 +2,10 @@
 //! a limit of memory.
 
 use super::super::super::{Form, Problem};
-use super::super::groups;
 use super::super::plan::{Pass, gcd};
+use super::super::{Scan, groups};
 use crate::cuda::Facts;
+use crate::ops::scan::sequences::Sequences;
 use crate::tensor::DType;
 
 /// Steps of a tile, between states that are kept: 32, since each lane of a warp prefetches one of them.
@@ -74,6 +75,10 @@ fn allowed(problem: &Problem) -> usize {
     (batch * length * channels * state / 50 * 3).max(SMALL)
 }
 
+fn of_batch(problem: &Problem) -> Sequences<'static> {
+    Sequences::Batch { count: problem.batch, length: problem.length }
+}
+
 /// The most states of one launch.
 fn most_states(dtype: DType) -> usize {
     if dtype == DType::F64 { 32 } else { 64 }
@@ -81,32 +86,36 @@ fn most_states(dtype: DType) -> usize {
 
 impl Way {
     /// The layouts of all slabs of states.
-    pub fn slabs(problem: &Problem, facts: &Facts, plan: Option<BackwardPlan>) -> Vec<Way> {
-        let most = most_states(problem.dtype);
+    pub fn slabs(scan: &Scan, facts: &Facts, plan: Option<BackwardPlan>) -> Vec<Way> {
+        let (problem, most) = (&scan.like, most_states(scan.like.dtype));
         let slabs = problem.state.div_ceil(most).max(1);
         let one = |slab: usize| {
             let first = slab * most;
-            Way::choose(problem, facts, first, most.min(problem.state - first), slabs > 1, plan)
+            let way = Way::choose(scan, facts, first, most.min(problem.state - first), slabs > 1, plan);
+            // Packed sequences are all done at once, each by its own blocks.
+            if scan.is_packed() { Way { some_chunks: way.chunks, batches: 1, ..way } } else { way }
         };
         (0..slabs).map(one).collect()
     }
 
     fn choose(
-        problem: &Problem,
+        scan: &Scan,
         facts: &Facts,
         first_state: usize,
         states: usize,
         slabs: bool,
         plan: Option<BackwardPlan>,
     ) -> Way {
+        let problem = &scan.like;
         let new = |plan| Way::new(problem, first_state, states, slabs, plan);
         if let Some(plan) = plan {
             return new(plan).frugal(problem);
         }
         let mut best: Option<(bool, f64, Way)> = None;
-        for plan in plans(problem, facts, &new) {
+        for plan in plans(problem, facts, MOST_CHUNKS.min(scan.most_chunks()), &new) {
             let way = new(plan).frugal(problem);
-            let key = (way.rooms(problem).elements() > allowed(problem), way.clocks(problem, facts), way);
+            let too_much = way.rooms(problem, &of_batch(problem)).elements() > allowed(problem);
+            let key = (too_much, way.clocks(problem, facts), way);
             if way.shared(problem, Pass::Results) <= facts.shared as usize
                 && best.as_ref().is_none_or(|best| (key.0, key.1) < (best.0, best.1))
             {
@@ -142,7 +151,8 @@ impl Way {
     /// Processes fewer chunks at once, or more batches per block, until the workspace is within its limit.
     fn frugal(mut self, problem: &Problem) -> Way {
         let most = allowed(problem);
-        let too_much = |way: &Way| way.rooms(problem).elements() > most;
+        let sequences = of_batch(problem);
+        let too_much = |way: &Way| way.rooms(problem, &sequences).elements() > most;
         while too_much(&self) && self.some_chunks > 1 {
             self.some_chunks = self.some_chunks.div_ceil(2);
         }
@@ -178,22 +188,26 @@ impl Way {
     }
 
     /// The sizes of the workspace's arrays.
-    pub fn rooms(&self, problem: &Problem) -> Rooms {
+    pub fn rooms(&self, problem: &Problem, sequences: &Sequences) -> Rooms {
         let Problem { batch, length, channels, .. } = *problem;
         let tiles = length.div_ceil(TILE);
-        let runs = self.runs(problem) * channels;
-        let span = (self.some_chunks * self.chunk).min(length);
+        let (runs, steps) = (self.runs(problem) * channels, sequences.steps());
+        // Rows of `bounds` and of `passed`, and steps of the partial sums over channels.
+        let [bounds, passed, of_round] = match sequences {
+            Sequences::Batch { .. } => {
+                [tiles.saturating_sub(1) * batch, tiles * batch, batch * (self.some_chunks * self.chunk).min(length)]
+            }
+            Sequences::Packed(_) => [steps / TILE + batch, steps / TILE + batch, steps],
+        };
         let constant = |form| if form == Form::Constant { runs * self.states } else { 0 };
         let part = |form| match form {
-            Form::PerStep { groups } if self.blocks(problem) > groups => {
-                self.blocks(problem) * batch * span * self.states
-            }
+            Form::PerStep { groups } if self.blocks(problem) > groups => self.blocks(problem) * of_round * self.states,
             _ => 0,
         };
         Rooms {
-            slabs: if self.slabs { 3 * batch * length * channels } else { 0 },
-            bounds: tiles.saturating_sub(1) * batch * channels * self.states,
-            passed: if self.chunks > 1 { tiles * batch * channels } else { 0 },
+            slabs: if self.slabs { 3 * steps * channels } else { 0 },
+            bounds: bounds * channels * self.states,
+            passed: if self.chunks > 1 { passed * channels } else { 0 },
             run_states: runs * self.states,
             run_channels: runs,
             const_b: constant(problem.b),
@@ -274,7 +288,12 @@ impl Rooms {
 }
 
 /// The layouts to compare.
-fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -> Vec<BackwardPlan> {
+fn plans(
+    problem: &Problem,
+    facts: &Facts,
+    most_chunks: usize,
+    new: &impl Fn(BackwardPlan) -> Way,
+) -> Vec<BackwardPlan> {
     let constant = problem.b == Form::Constant || problem.c == Form::Constant;
     let most = match problem.dtype {
         DType::F64 => 2,
@@ -295,7 +314,7 @@ fn plans(problem: &Problem, facts: &Facts, new: &impl Fn(BackwardPlan) -> Way) -
             let tiles = problem.length.div_ceil(TILE);
             for full in 1..=3 {
                 let chunks = (full * room * facts.multiprocessors as usize).checked_div(blocks).unwrap_or(1);
-                let chunks = chunks.min(tiles).min(MOST_CHUNKS);
+                let chunks = chunks.min(tiles).min(most_chunks);
                 if chunks > 1 {
                     plans.push(BackwardPlan { chunks, ..whole });
                 }
