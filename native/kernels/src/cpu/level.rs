@@ -1,6 +1,7 @@
 //! The one place that detects what the CPU supports.
 
 use super::Exec;
+use super::matrix::Gemm;
 use super::storage::Storage;
 use super::vector::Vector;
 use crate::error::{Error, Kind, Result};
@@ -118,6 +119,8 @@ pub trait Work<E> {
 pub trait Real: Storage<Wide = Self> + PartialOrd + Vector<Element = Self> {
     /// Does `work` with the instructions of `level`.
     fn dispatch<W: Work<Self>>(level: Level, work: W) -> W::Output;
+    /// The matrix product for this type and CPU.
+    fn gemm() -> Gemm<Self>;
 }
 
 impl Real for f32 {
@@ -135,11 +138,19 @@ impl Real for f32 {
             _ => work.run::<f32>(),
         }
     }
+
+    fn gemm() -> Gemm<Self> {
+        gemm_f32::gemm::f32::get_gemm_fn()
+    }
 }
 
 impl Real for f64 {
     /// One value at a time on every level: f64 is for checking gradients, not for speed.
     fn dispatch<W: Work<f64>>(_level: Level, work: W) -> W::Output {
         work.run::<f64>()
+    }
+
+    fn gemm() -> Gemm<Self> {
+        gemm_f64::gemm::f64::get_gemm_fn()
     }
 }

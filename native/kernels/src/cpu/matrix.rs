@@ -14,8 +14,32 @@ use super::pool::Shared;
 use super::{Epilogue, Exec, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch_near, unrolled};
 use crate::base::scratch::Scratch;
 use crate::error::Result;
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use std::ops::Range;
+
+/// A product of gemm: `m`, `n`, `k`; the result, its strides and whether it is read; both matrices with their strides; the
+/// factors of the result and of the product; what is conjugated.
+pub type Gemm<E> = unsafe fn(
+    usize,
+    usize,
+    usize,
+    *mut E,
+    isize,
+    isize,
+    bool,
+    *const E,
+    isize,
+    isize,
+    *const E,
+    isize,
+    isize,
+    E,
+    E,
+    bool,
+    bool,
+    bool,
+    Parallelism,
+);
 
 /// Most rows of the first matrix for which a product counts as one of few rows.
 const FEW: usize = 4;
@@ -216,7 +240,7 @@ fn square<E: Real>(panel: &[E], height: usize, columns: usize, rows: Range<usize
     square
 }
 
-/// Writes the product to the result at these strides.
+/// Writes the product to the result at these strides, which are positive.
 fn by_gemm<E: Real>(
     a: Matrix<E>,
     b: Matrix<E>,
@@ -224,10 +248,16 @@ fn by_gemm<E: Real>(
     add: bool,
     threads: usize,
 ) -> Result<()> {
+    if to_along < to_down {
+        // gemm is made for results whose columns are contiguous.
+        return by_gemm(b.transposed(), a.transposed(), (to, [to_along, to_down]), add, threads);
+    }
     let (m, n, k) = (a.rows, b.columns, a.columns);
     let parallelism = if threads == 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
-    let ([a_down, a_along], [b_down, b_along]) = (a.strides.map(|s| s as isize), b.strides.map(|s| s as isize));
+    let [[to_down, to_along], [a_down, a_along], [b_down, b_along]] =
+        [[to_down, to_along], a.strides, b.strides].map(|strides| strides.map(|stride| stride as isize));
     let (zero, one) = (E::from_f64(0.0), E::from_f64(1.0));
+    let alpha = if add { one } else { zero };
     let to = pool::Shared::new(to);
     pool::inside(threads, || {
         // SAFETY: strides and sizes stay within the slices, as asserted by `multiply` and in `Matrix::new`; no other
@@ -235,14 +265,14 @@ fn by_gemm<E: Real>(
         unsafe {
             let to = to.part(0, m * n).as_mut_ptr();
             let (a, b) = (a.values.as_ptr(), b.values.as_ptr());
-            let alpha = if add { one } else { zero };
-            gemm::gemm(
+            let conjugate = false;
+            E::gemm()(
                 m,
                 n,
                 k,
                 to,
-                to_along as isize,
-                to_down as isize,
+                to_along,
+                to_down,
                 add,
                 a,
                 a_along,
@@ -252,9 +282,9 @@ fn by_gemm<E: Real>(
                 b_down,
                 alpha,
                 one,
-                false,
-                false,
-                false,
+                conjugate,
+                conjugate,
+                conjugate,
                 parallelism,
             );
         }
