@@ -9,24 +9,25 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Words of the smallest block that is kept, 64 KiB. The allocator keeps smaller ones.
-const LEAST: usize = 1 << 13;
+pub const LEAST: usize = 1 << 13;
 
 /// Words of all blocks that are kept, 64 MiB.
-const MOST: usize = 1 << 23;
+pub const MOST: usize = 1 << 23;
 
 /// Blocks that are not in use, the oldest first.
-struct Spare(Vec<Vec<u64>>);
+#[derive(Default)]
+pub struct Spare(Vec<Vec<u64>>);
 
 impl Spare {
     /// The smallest block with room for `count` words, unless it has room for more than twice as many.
-    fn take(&mut self, count: usize) -> Option<Vec<u64>> {
+    pub fn take(&mut self, count: usize) -> Option<Vec<u64>> {
         let sizes = self.0.iter().map(Vec::capacity).enumerate();
         let fitting = sizes.filter(|(_, size)| (count..=2 * count).contains(size));
         fitting.min_by_key(|&(_, size)| size).map(|(at, _)| self.0.remove(at))
     }
 
     /// Keeps a block; frees the oldest ones where there are too many words.
-    fn keep(&mut self, block: Vec<u64>) {
+    pub fn keep(&mut self, block: Vec<u64>) {
         self.0.push(block);
         let mut kept = 0;
         let over = self.0.iter().rposition(|block| {
@@ -131,43 +132,5 @@ impl<E: Pod> Deref for Scratch<E> {
 impl<E: Pod> DerefMut for Scratch<E> {
     fn deref_mut(&mut self) -> &mut [E] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_smallest_block_that_fits_is_used_again() {
-        let mut spare = Spare(Vec::new());
-        for size in [5000, 1000, 1900, 1200] {
-            spare.keep(Vec::with_capacity(size));
-        }
-        let mut take = |count| spare.take(count).map(|block| block.capacity());
-        assert_eq!([1100, 1100, 1100, 2000].map(&mut take), [Some(1200), Some(1900), None, None]);
-        assert_eq!([1000, 5000].map(&mut take), [Some(1000), Some(5000)]);
-    }
-
-    #[test]
-    fn the_oldest_blocks_make_room() {
-        let mut spare = Spare(Vec::new());
-        (1..=4).for_each(|i| spare.keep(Vec::with_capacity(MOST / 4 - i)));
-        spare.keep(Vec::with_capacity(MOST / 4));
-        let sizes: Vec<_> = spare.0.iter().map(|block| MOST / 4 - block.capacity()).collect();
-        assert_eq!(sizes, [2, 3, 4, 0]);
-    }
-
-    #[test]
-    fn memory_is_filled() {
-        let dirty = Words::filled(LEAST, 7).unwrap();
-        drop(dirty);
-        assert!(Words::filled(LEAST, 3).unwrap().iter().all(|&word| word == 3));
-        assert_eq!(Scratch::<f32>::any(2 * LEAST + 1).unwrap().len(), 2 * LEAST + 1);
-    }
-
-    #[test]
-    fn more_memory_than_there_is_is_an_error() {
-        assert_eq!(Scratch::<u8>::any(usize::MAX / 4).err().map(|error| error.kind), Some(Kind::Memory));
     }
 }

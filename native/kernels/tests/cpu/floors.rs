@@ -29,11 +29,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     all.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }
 
-/// The code of a file without its comments and tests.
+/// The code of a file without its comments.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
-    let code = text.split("#[cfg(test)]").next().unwrap().lines();
-    code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+    text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
 /// The paths that the code imports from the crate's root, with slashes; a list in braces gives one path for each name.
@@ -74,9 +73,20 @@ fn shown_at_the_root(path: &str, macros: &[(String, String)]) -> String {
     }
 }
 
+fn src() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// The library is compiled once, without tests: compiling it takes minutes.
+#[test]
+fn tests_are_where_they_run() {
+    let with_tests: Vec<_> = sources(&src()).into_iter().filter(|file| code(file).contains("#[test]")).collect();
+    assert!(with_tests.is_empty(), "tests that never run: {with_tests:?}");
+}
+
 #[test]
 fn imports_go_down() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let src = src();
     let files: Vec<(String, String)> = sources(&src)
         .into_iter()
         .map(|path| (path.strip_prefix(&src).unwrap().to_str().unwrap().replace('\\', "/"), code(&path)))

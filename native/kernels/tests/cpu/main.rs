@@ -31,6 +31,7 @@ mod op;
 mod op_table;
 mod packed;
 mod rope;
+mod scratch;
 mod selective_scan;
 mod selective_scan_backward;
 mod sinusoidal_positions;

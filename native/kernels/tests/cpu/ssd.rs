@@ -1,5 +1,8 @@
 //! Mamba-2's scan and its gradient against their f64 references, other formulations and finite differences.
 
+#[path = "../../src/ops/scan/ssd/cuda/chunks/shares.rs"]
+mod shares;
+
 use crate::common;
 use crate::common::check::{self, noise};
 use crate::common::ssd::{inputs, options};
@@ -186,4 +189,16 @@ fn wrong_calls_say_what_is_wrong() {
         let (kind, argument, ..) = refused(&options(), &with(&all, name, noise(1, dims, -1.0, -0.5)));
         assert_eq!((kind, &*argument), (Kind::Shape, name));
     }
+}
+
+#[test]
+fn blocks_of_the_gradient_fill_the_device() {
+    use shares::shares;
+    // Two waves of 132 blocks with all heads take less time than four with half of them.
+    assert_eq!(shares([256, 1, 24], 132), [0, 24]);
+    assert_eq!(shares([1, 1, 24], 132), [0, 1]);
+    assert_eq!(shares([66, 1, 24], 132), [0, 12]);
+    assert_eq!(shares([1, 1, 1], 132), [0, 1]);
+    // What is left after two waves is divided.
+    assert_eq!(shares([271, 1, 24], 132), [264, 2]);
 }

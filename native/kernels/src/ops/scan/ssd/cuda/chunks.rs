@@ -7,6 +7,7 @@
 
 mod forward;
 mod gradient;
+mod shares;
 
 use super::super::{ClampGrad, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, types};
@@ -297,7 +298,7 @@ impl<'a> Call<'a> {
 }
 
 /// Bytes of the rows of a chunk or of a head in shared memory, each padded by eight elements against bank conflicts.
-fn rows(width: usize) -> usize {
+const fn rows(width: usize) -> usize {
     2 * CHUNK * (width + 8)
 }
 
@@ -310,6 +311,6 @@ fn states_shared(state: usize, gated: bool) -> usize {
 }
 
 /// Bytes of optional rows; where they are absent, their array has one unit.
-fn optional_rows(there: bool) -> usize {
+const fn optional_rows(there: bool) -> usize {
     if there { rows(CHUNK) } else { UNIT as usize }
 }

@@ -28,6 +28,7 @@
 //! The factors of products, `S` and `G` among them, are rounded to the storage type, and sums are in f32. States and
 //! their cotangents are computed before, chunk by chunk in f32, by [`Call::states`].
 
+use super::shares::shares;
 use super::{CHUNK, Call, MMA, Params, Problem, ROWS, STEP_BYTES, Sequences, optional_rows, rows};
 use crate::cuda::{Buffer, Lane, Source, columns, grid_size};
 use crate::error::Result;
@@ -51,8 +52,6 @@ const GRADIENT: Source<Params> = Source::new("ssd_gradient", include_str!("../..
 /// Warps that share 16 steps of a chunk.
 const SPLIT: usize = 4;
 const WARPS: usize = SPLIT * CHUNK / 16;
-/// The fixed time of a block, in units of the time of a head.
-const ENDS: usize = 2;
 
 /// A call that the kernels support.
 pub struct Gradient<'a> {
@@ -83,18 +82,6 @@ impl Layout {
         let [whole, some_heads] = shares([sequences.chunks(), groups, heads], facts.multiprocessors as usize);
         Some(Layout { stages, whole, parts: heads.div_ceil(some_heads), some_heads })
     }
-}
-
-/// The chunks with a block for all heads of a group, and the heads of a part of the others, with which all blocks take the
-/// least time: `multiprocessors` of them run at once. Either all chunks are divided, or those past the last full wave.
-fn shares([chunks, groups, heads]: [usize; 3], multiprocessors: usize) -> [usize; 2] {
-    let waves = |blocks: usize, heads: usize| blocks.div_ceil(multiprocessors) * (heads + ENDS);
-    let time = |&[whole, some]: &[usize; 2]| {
-        waves(whole * groups, heads) + waves((chunks - whole) * groups * heads.div_ceil(some), some)
-    };
-    let full = (chunks * groups / multiprocessors * multiprocessors).checked_div(groups).unwrap_or(0);
-    let all = [0, full].into_iter().flat_map(|whole| (1..=heads).rev().map(move |some| [whole, some]));
-    all.min_by_key(time).unwrap_or([0, 1])
 }
 
 /// Partial sums of gradients, by block. Those of `B` and `C` exist where a group has several parts.
@@ -205,32 +192,13 @@ fn hold(call: &mut Call, layout: &Layout, parts: &Parts) -> Result<()> {
 /// Bytes of shared memory: `stages` stages of x, dy, z, states and steps, then B, C, weights, the gated dy and partial
 /// sums over columns and over steps. States are padded to whole tiles of each warp, and their rows have room for dx and
 /// dz.
-fn shared(state: usize, gated: bool, stages: usize) -> usize {
-    let states = rows(state.next_multiple_of(16 * SPLIT).max(CHUNK));
+const fn shared(state: usize, gated: bool, stages: usize) -> usize {
+    let padded = state.next_multiple_of(16 * SPLIT);
+    let states = rows(if padded < CHUNK { CHUNK } else { padded });
     let stage = 2 * rows(CHUNK) + optional_rows(gated) + 2 * states + STEP_BYTES;
     let parts = 4 * (4 * SPLIT * CHUNK + 2 * CHUNK / 16 * CHUNK + WARPS);
     stages * stage + 2 * states + rows(CHUNK) + optional_rows(gated) + parts
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{shared, shares};
-
-    #[test]
-    fn blocks_fill_the_device() {
-        // Two waves of 132 blocks with all heads take less time than four with half of them.
-        assert_eq!(shares([256, 1, 24], 132), [0, 24]);
-        assert_eq!(shares([1, 1, 24], 132), [0, 1]);
-        assert_eq!(shares([66, 1, 24], 132), [0, 12]);
-        assert_eq!(shares([1, 1, 1], 132), [0, 1]);
-        // What is left after two waves is divided.
-        assert_eq!(shares([271, 1, 24], 132), [264, 2]);
-    }
-
-    #[test]
-    fn two_stages_fit_hopper_and_one_fits_ampere() {
-        assert_eq!(shared(128, true, 2), 185_408);
-        assert!(shared(128, true, 2) <= 227 << 10);
-        assert!(shared(128, true, 1) <= 163 << 10);
-    }
-}
+// Two stages fit Hopper's shared memory, and one that of Ampere.
+const _: () = assert!(shared(128, true, 2) <= 227 << 10 && shared(128, true, 1) <= 163 << 10);
