@@ -11,6 +11,7 @@ pool of it.
 """
 
 import copy
+import functools
 import json
 import os
 import pathlib
@@ -52,25 +53,37 @@ def to_numpy_type(name):
     return jnp.dtype(OURS.get(name) or {"i": "int", "u": "uint"}[name[0]] + name[1:])
 
 
+@functools.cache
+def learned(name, key):
+    """What errors have told of an op's calls of some kind: each wrong call takes time to be compiled."""
+    return {"inputs": None, "outputs": None, "types": {}, "results": {}}
+
+
 def called(name, inputs, outputs, options, graph=False):
     """Outputs by name, of those inputs that the op takes, in the types that it takes them in."""
-    inputs, outputs = dict(inputs), dict(outputs)
+    known = learned(name, " ".join(str(t.dtype) for t in outputs.values()))
+    asked = learned(name, f"{options} of {list(inputs)}")
+    some = lambda tensors, names: {key: t for key, t in tensors.items() if names is None or key in names}
+    typed = lambda kind, key, t: known[kind].get(key, t.dtype)
     for _ in range(len(inputs) + 4):
+        # NumPy's casts, for JAX compiles those of each shape.
+        given = {key: np.asarray(t).astype(typed("types", key, t)) for key, t in some(inputs, known["inputs"]).items()}
+        wanted = some(outputs, asked["outputs"])
+        wanted = {key: jax.ShapeDtypeStruct(t.shape, typed("results", key, t)) for key, t in wanted.items()}
         try:
-            run = jax.jit(lambda inputs: call(name, inputs, outputs, graph, **options))
+            run = jax.jit(lambda inputs: call(name, inputs, wanted, graph, **options))
             # XLA makes a command buffer after the first run.
-            return [jax.block_until_ready(run(inputs)) for _ in range(3 if graph else 1)][-1]
+            return [jax.block_until_ready(run(given)) for _ in range(3 if graph else 1)][-1]
         except Exception as error:
             text = str(error)
-            if known := re.search(r"expected one of ([\w, ]+), got", text):
-                known = known[1].split(", ")
-                inputs = {key: t for key, t in inputs.items() if key in known}
-            elif typed := re.search(r"`?(\w+)`?: expected (b?f\d+|[iu]\d+), got (b?f\d+|[iu]\d+)", text):
-                inputs[typed[1]] = inputs[typed[1]].astype(to_numpy_type(typed[2]))
-            elif given := re.search(r"results: expected (.*), got ", text):
-                given = dict(re.findall(r"(\w+): (\w+) ", given[1]))
-                kept = {key: t for key, t in outputs.items() if key in given}
-                outputs = {key: jax.ShapeDtypeStruct(t.shape, to_numpy_type(given[key])) for key, t in kept.items()}
+            if names := re.search(r"expected one of ([\w, ]+), got", text):
+                known["inputs"] = names[1].split(", ")
+            elif one := re.search(r"`?(\w+)`?: expected (b?f\d+|[iu]\d+), got (b?f\d+|[iu]\d+)", text):
+                known["types"][one[1]] = to_numpy_type(one[2])
+            elif results := re.search(r"results: expected (.*), got ", text):
+                types = dict(re.findall(r"(\w+): (\w+) ", results[1]))
+                asked["outputs"] = list(types)
+                known["results"] |= {key: to_numpy_type(of) for key, of in types.items()}
             else:
                 raise
     raise RuntimeError(f"{name}: no call was right")
@@ -105,14 +118,16 @@ class Case:
 
     def rounded(self, dtype):
         """The same with inputs in f64 that the type holds."""
-        narrow = lambda t: np.asarray(jnp.asarray(t, dtype), np.float64) if t.dtype.kind == "f" else t
+        dtype = jnp.dtype(dtype)
+        narrow = lambda t: t.astype(dtype).astype(np.float64) if t.dtype.kind == "f" else t
         other = copy.copy(self)
         other.inputs = {i: narrow(t) for i, t in self.inputs.items()}
         other.cotangents = {i: narrow(t) for i, t in self.cotangents.items()}
         return other
 
     def results(self, dtype, graph=False):
-        cast = lambda t: jnp.asarray(t, dtype) if t.dtype.kind == "f" else jnp.asarray(t)
+        dtype = jnp.dtype(dtype)
+        cast = lambda t: t.astype(dtype) if t.dtype.kind == "f" else t
         spec = lambda output: jax.ShapeDtypeStruct(self.expected[output][0].shape, dtype)
         inputs = {i: cast(t) for i, t in self.inputs.items()}
         forward = {o: spec(o) for o in self.expected if o not in self.gradients}
@@ -190,7 +205,9 @@ def check_case(case):
 
 def side_by_side(work, items):
     """In as many threads as there are processors or as THREADS says, since most of the time goes into compiling."""
-    with ThreadPoolExecutor(int(os.environ.get("THREADS", os.cpu_count()))) as pool:
+    # What is too large for a type is infinite in it.
+    quiet = lambda: np.seterr(over="ignore")
+    with ThreadPoolExecutor(int(os.environ.get("THREADS", os.cpu_count())), initializer=quiet) as pool:
         return list(pool.map(work, items))
 
 
@@ -328,8 +345,6 @@ def main(library, platform, *names):
     jax.config.update("jax_platforms", "cuda,cpu" if platform == "gpu" else "cpu")
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_default_matmul_precision", "highest")
-    # What is too large for a type is infinite in it.
-    np.seterr(over="ignore")
     sidewinder_jax.register(library)
     print(jax.devices()[0].device_kind, "with JAX", jax.__version__)
     poison()
