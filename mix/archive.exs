@@ -172,8 +172,8 @@ defmodule Sidewinder.Archive do
     end
   end
 
-  # Mix takes from the code path what a project does not declare.
-  defp ensure(app) do
+  @doc "Starts an application. Mix takes from the code path what a project does not declare."
+  def ensure(app) do
     if function_exported?(Mix, :ensure_application!, 1),
       do: apply(Mix, :ensure_application!, [app])
 

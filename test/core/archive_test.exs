@@ -164,7 +164,7 @@ defmodule Sidewinder.ArchiveTest do
 
   # A server with a certificate for `localhost`, and the authority that signed it.
   defp serve_tls(folder, archive) do
-    {:ok, _} = Application.ensure_all_started(:ssl)
+    Archive.ensure(:ssl)
     name = [{:Extension, {2, 5, 29, 17}, false, [dNSName: ~c"localhost"]}]
     made = [digest: :sha256, key: {:namedCurve, :secp256r1}]
     peer = %{root: made, intermediates: [], peer: made}

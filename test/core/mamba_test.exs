@@ -127,7 +127,7 @@ defmodule Sidewinder.MambaTest do
 
   test "a session outlives the process that made it, and callers may be killed" do
     model = model()
-    session = Task.await(Task.async(fn -> Session.new(model) end))
+    session = Task.await(Task.async(fn -> Session.new(model) end), :infinity)
 
     for _ <- 1..20 do
       pid = spawn(fn -> for _ <- Stream.cycle([1]), do: Session.step(session, 1) end)

@@ -43,7 +43,7 @@ defmodule Sidewinder.FallbackTest do
 
         1..20
         |> Enum.map(fn _ -> Task.async(fn -> scan(args) end) end)
-        |> Enum.each(&assert_close(Task.await(&1), expected))
+        |> Enum.each(&assert_close(Task.await(&1, :infinity), expected))
       end)
 
     assert [_, rest] = String.split(log, "native library is not there")
@@ -71,7 +71,9 @@ defmodule Sidewinder.FallbackTest do
 
     log =
       capture_log(fn ->
-        1..50 |> Enum.map(fn _ -> Task.async(fn -> scan(args) end) end) |> Task.await_many()
+        1..50
+        |> Enum.map(fn _ -> Task.async(fn -> scan(args) end) end)
+        |> Task.await_many(:infinity)
       end)
 
     assert length(String.split(log, "native library is not there")) == 2

@@ -162,7 +162,7 @@ defmodule Sidewinder.ServingTest do
     stream = Nx.Serving.batched_run(name, List.last(requests))
     other = Task.async(fn -> name |> Nx.Serving.batched_run("Hi") |> Enum.join() end)
     assert Enum.join(stream) == Enum.join(List.last(expected))
-    Task.await(other)
+    Task.await(other, :infinity)
     assert Process.info(self(), :message_queue_len) == {:message_queue_len, 0}
     serving = Mamba.serving(model, [stream: true] ++ options)
     assert serving |> Nx.Serving.run({"Hi", seed: 1}) |> Enum.join() == text
@@ -172,7 +172,7 @@ defmodule Sidewinder.ServingTest do
     told_of_batches()
     name = start(Mamba.serving(model(), stream: true, max_tokens: 3000))
     first = fn -> name |> Nx.Serving.batched_run([1, 2]) |> Enum.take(1) end
-    assert Task.await(Task.async(first)) == generate(model(), [1, 2], max_tokens: 1)
+    assert Task.await(Task.async(first), :infinity) == generate(model(), [1, 2], max_tokens: 1)
     refute_received :batch
     assert_receive :batch, 60_000
   end
@@ -199,7 +199,7 @@ defmodule Sidewinder.ServingTest do
       assert %Error{kind: ^kind} = catch_error(Nx.Serving.batched_run(name, wrong))
     end
 
-    assert Task.await(other) == generate(model(), [1], max_tokens: 5, seed: 1)
+    assert Task.await(other, :infinity) == generate(model(), [1], max_tokens: 5, seed: 1)
     assert %Error{kind: :option} = catch_error(Mamba.serving(model(), max_tokens: 0))
     assert %Error{kind: :option} = catch_error(Mamba.serving(model(), heat: 1))
     assert %Error{kind: :option} = catch_error(Mamba.serving(model(), stream: 1))

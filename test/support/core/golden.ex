@@ -6,17 +6,34 @@ defmodule Sidewinder.Golden do
   alias Sidewinder.{Compare, Safetensors, Tensor}
 
   @folder Path.expand("../../golden", __DIR__)
+  @described Path.join(@folder, "manifest.json")
+  @external_resource @described
+
+  # Elixir has no JSON parser before 1.18; this file is JSON simple enough to be made Elixir. That takes seconds, so it
+  # is done when this is compiled.
+  {manifest, _} =
+    @described
+    |> File.read!()
+    |> String.replace("{", "%{")
+    |> String.replace("\":", "\" =>")
+    |> String.replace("null", "nil")
+    |> String.replace(~r/(?<![\d.])(\d+)e(?=[-+\d])/, "\\1.0e")
+    |> Code.eval_string()
+
+  @ops manifest["ops"]
+
+  defp ops, do: @ops
 
   @doc "The file with an op's cases."
   def file(op), do: Path.join(@folder, "#{op}.safetensors")
 
   @doc "What there are cases of."
-  def names, do: for({name, _} <- manifest()["ops"], do: String.to_atom(name))
+  def names, do: for({name, _} <- ops(), do: String.to_atom(name))
 
   @doc "An op's cases: name, attributes, input tensors, and expected outputs with their tolerances."
   def cases(op) do
     tensors = Safetensors.read(file(op))
-    for described <- manifest()["ops"][to_string(op)]["cases"], do: build(described, tensors)
+    for described <- ops()[to_string(op)]["cases"], do: build(described, tensors)
   end
 
   defp build(
@@ -46,19 +63,6 @@ defmodule Sidewinder.Golden do
 
   defp attr([lo, hi]), do: {lo, hi}
   defp attr(value), do: value
-
-  # Elixir has no JSON parser before 1.18; this file is JSON simple enough to be made Elixir.
-  defp manifest do
-    text = File.read!(Path.join(@folder, "manifest.json"))
-    text = text |> String.replace("{", "%{") |> String.replace("\":", "\" =>")
-
-    text =
-      text
-      |> String.replace("null", "nil")
-      |> String.replace(~r/(?<![\d.])(\d+)e(?=[-+\d])/, "\\1.0e")
-
-    text |> Code.eval_string() |> elem(0)
-  end
 
   @doc "Asserts `|got - expected| <= atol + rtol * |expected|` for every element, and equal shapes."
   def assert_close(%Tensor{} = got, %Tensor{} = expected, rtol, atol, label) do
