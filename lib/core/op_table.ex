@@ -988,7 +988,8 @@ defmodule Sidewinder.OpTable do
           %{name: "k", shape: "(B, K, M, W)", precision: "storage", optional: false},
           %{name: "v", shape: "(B, K, M, V)", precision: "storage", optional: false},
           %{name: "mask", shape: "(B|1, H|1, L|1, M|1)", precision: "mask", optional: true},
-          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true}
+          %{name: "bias", shape: "(B|1, H|1, L|1, M|1)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [
@@ -1014,7 +1015,8 @@ defmodule Sidewinder.OpTable do
           %{name: "y", shape: "(B, H, L, V)", precision: "storage", optional: false},
           %{name: "lse", shape: "(B, H, L)", precision: "wide", optional: false},
           %{name: "dy", shape: "(B, H, L, V)", precision: "storage", optional: false},
-          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true}
+          %{name: "dlse", shape: "(B, H, L)", precision: "wide", optional: true},
+          %{name: "cu_seqlens", shape: "(S+1)", precision: "i32", optional: true}
         ],
         outputs: [],
         options: [

@@ -117,7 +117,7 @@ defmodule Sidewinder.RandomInputs do
       do:
         for(
           slot <- slots,
-          do: %{slot | shape: slot.shape |> String.replace(~r/^\(B, (?!L)/, "(S, ")}
+          do: %{slot | shape: slot.shape |> String.replace(~r/^\(B, (?!.*\b[LM]\b)/, "(S, ")}
         ),
       else: slots
   end

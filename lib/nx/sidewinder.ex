@@ -32,9 +32,9 @@ defmodule Sidewinder do
 
   ## Packed sequences
 
-  `selective_scan/6`, `ssd/6`, `gated_delta_rule/5`, `linear_attention/4`, `linear_scan/3` and `causal_conv1d/3` take
-  sequences of different lengths, one after the other in a batch of 1, with their ends as the option `:cu_seqlens`:
-  integers `{S + 1}` from 0 to the length L that do not decrease. No state and no window crosses an end, and initial and
+  `selective_scan/6`, `ssd/6`, `gated_delta_rule/5`, `linear_attention/4`, `linear_scan/3`, `causal_conv1d/3` and
+  `attention/4` take sequences of different lengths, one after the other in a batch of 1, with their ends as the option
+  `:cu_seqlens`: integers `{S + 1}` from 0 to the length L that do not decrease. No state and no window crosses an end, and initial and
   last states have S in place of the batch. Results, and gradients, are those of one call for each sequence; gradients of
   weights are summed over the sequences, each in the type of the weight. An empty sequence passes its state on.
 
@@ -45,9 +45,9 @@ defmodule Sidewinder do
       {[1.0, 3.0, 3.0], [3.0, 3.0]}
 
   As `:cu_seqlens` is a tensor, a compiled program serves all lengths. Its values are checked when the program runs:
-  wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them. There `ssd/6` and
-  `gated_delta_rule/5` take all sequences at once where they run on tensor cores, and a gradient shared by all is rounded
-  once only. Other calls queue the kernels of each sequence in turn, so a few long sequences suit them better than many
+  wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them. There `attention/4` and
+  `selective_scan/6` take all sequences at once, as do `ssd/6` and `gated_delta_rule/5` where they run on tensor cores,
+  and a gradient shared by all is rounded once only. Other calls queue the kernels of each sequence in turn, so a few long sequences suit them better than many
   short ones. Vectorized tensors cannot be packed.
 
   ## Gradients
@@ -1070,6 +1070,8 @@ defmodule Sidewinder do
       It has no gradient.
     * `:bias` - of the same shapes, f32 (f64 for f64)
     * `:layout` - `:heads_first`, the default, or `:heads_last`: `{B, L, H, W}`, as projections leave it
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder`: a query attends only to keys of its own sequence.
+      With as many keys as queries, and without `:mask` and `:bias`
     * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`
 
   Returns `y`, `{B, H, L, V}` or as the layout has it. Raises `Sidewinder.Error` as `selective_scan/6` does.

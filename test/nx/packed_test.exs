@@ -131,6 +131,74 @@ defmodule Sidewinder.PackedTest do
     end
   end
 
+  # q, k and v, and the axis of their steps.
+  defp attention(:heads_last) do
+    shapes = [{1, @length, 4, 3}, {1, @length, 2, 3}, {1, @length, 2, 5}]
+    {for({shape, seed} <- Enum.with_index(shapes), do: random(seed, shape, -1.0, 1.0, :f32)), 1}
+  end
+
+  defp attention(:heads_first) do
+    {tensors, 1} = attention(:heads_last)
+    {for(t <- tensors, do: Nx.transpose(t, axes: [0, 2, 1, 3])), 2}
+  end
+
+  defp attend([q, k, v], opts), do: Sidewinder.attention(q, k, v, [return_lse: true] ++ opts)
+
+  defp attend_separately(tensors, axis, opts) do
+    results =
+      for {length, at} <- Enum.with_index(@lengths), length > 0 do
+        start = Enum.sum(Enum.take(@lengths, at))
+        own = for t <- tensors, do: Nx.slice_along_axis(t, start, length, axis: axis)
+        attend(own, opts)
+      end
+
+    {ys, lses} = Enum.unzip(results)
+    {Nx.concatenate(ys, axis: axis), Nx.concatenate(lses, axis: 2)}
+  end
+
+  for layout <- [:heads_first, :heads_last], causal <- [false, true] do
+    test "attention of packed sequences is that of each, #{layout}, causal: #{causal}" do
+      {tensors, axis} = attention(unquote(layout))
+      opts = [layout: unquote(layout), causal: unquote(causal)]
+      expected = attend_separately(tensors, axis, opts)
+      packed = fn more -> &attend(&1, [cu_seqlens: ends()] ++ opts ++ more) end
+      assert packed.([]).(tensors) == expected
+      close(packed.(backend: :nx).(tensors), expected)
+      jitted = fn q, k, v, ends -> attend([q, k, v], [cu_seqlens: ends] ++ opts) end
+      arguments = tensors ++ [ends()]
+      close(Nx.Defn.jit_apply(jitted, arguments, compiler: Nx.Defn.Evaluator), expected)
+
+      loss = fn {y, lse} -> Nx.add(Nx.sum(Nx.sin(y)), Nx.sum(Nx.cos(lse))) end
+      grad = fn fun -> Nx.Defn.grad(List.to_tuple(tensors), &loss.(fun.(Tuple.to_list(&1)))) end
+      gradients = grad.(&attend_separately(&1, axis, opts))
+
+      for more <- [[], [backend: :nx]],
+          {got, at} <- Enum.with_index(Tuple.to_list(grad.(packed.(more)))) do
+        close(got, elem(gradients, at))
+      end
+    end
+  end
+
+  test "attention of packed sequences takes no mask and no bias, and as many keys as queries" do
+    {[q, k, v], 1} = attention(:heads_last)
+
+    refused = fn k, v, opts ->
+      opts = [layout: :heads_last, cu_seqlens: ends()] ++ opts
+      assert_raise(Error, fn -> Sidewinder.attention(q, k, v, opts) end)
+    end
+
+    for backend <- [:auto, :nx], name <- [:mask, :bias] do
+      value = Nx.broadcast(if(name == :mask, do: Nx.u8(1), else: Nx.f32(1)), {1, 1, 1, @length})
+      error = refused.(k, v, [{name, value}, backend: backend])
+      assert error.argument == "#{name}" and error.expected == "none beside cu_seqlens"
+    end
+
+    error =
+      refused.(Nx.slice_along_axis(k, 1, 5, axis: 1), Nx.slice_along_axis(v, 1, 5, axis: 1), [])
+
+    assert error.kind == :shape and error.argument == "k"
+  end
+
   test "the states of all steps are those of each sequence" do
     {tensors, args, _} = problem(:selective_scan)
 

@@ -36,6 +36,8 @@ defmodule Sidewinder.Kernel.Attention do
     * `:mask` - of a shape that broadcasts to `{B, H, L, M}`, not 0 where a query attends to a key
     * `:bias` - of a shape that broadcasts to `{B, H, L, M}`
     * `:layout` - `:heads_first`, the default, or `:heads_last`
+    * `:cu_seqlens` - the ends of packed sequences, see `Sidewinder.Kernel.Scan`; a query attends only to keys of its own
+      sequence. With as many keys as queries, and without `:mask` and `:bias`
     * `:return_lse` - returns `{y, lse}`, the second `{B, H, L}`: `ln sum_j exp(S[i,j])`
 
   A query with no visible key has a `y` of 0 and an `lse` of minus infinity. Returns `y`, `{B, H, L, V}`,

@@ -65,7 +65,7 @@ fn main() -> Result<()> {
             for op in [name, &*format!("{name}_backward")] {
                 let op = ops::find(op)?;
                 let rounded = inputs(op, &before, dtype);
-                // The same values for both, so that errors are those of the arithmetic.
+                // Equal values for both, so that errors are those of the arithmetic.
                 let of_f64 = inputs(op, &exact, dtype);
                 let (outputs, told) = run(op, options, &rounded, device.as_ref())?;
                 let (expected, _) = run(op, options, &inputs(op, &of_f64, DType::F64), None)?;

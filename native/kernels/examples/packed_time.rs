@@ -66,6 +66,18 @@ fn cases() -> Vec<Case> {
                 of_steps("dy", &[2048]),
             ],
         ),
+        (
+            "attention",
+            json!({"layout": "heads_last", "causal": true}),
+            vec![
+                of_steps("q", &[16, 128]),
+                of_steps("k", &[16, 128]),
+                of_steps("v", &[16, 128]),
+                of_steps("y", &[16, 128]),
+                ("lse", vec![None, Some(16), None]),
+                of_steps("dy", &[16, 128]),
+            ],
+        ),
     ]
 }
 
@@ -130,8 +142,7 @@ fn filled(
     let given = shapes.iter().filter_map(|(name, dims)| Some((*name, dims, slot(name)?)));
     given
         .map(|(name, dims, slot)| {
-            let of_steps = [batch, length];
-            let size = |(axis, dim): (usize, &Option<usize>)| dim.unwrap_or_else(|| of_steps[axis]);
+            let size = |(axis, dim): (usize, &Option<usize>)| dim.unwrap_or(if axis == 0 { batch } else { length });
             let dims: Vec<usize> = dims.iter().enumerate().map(size).collect();
             let spec = Spec::new(slot.precision.dtype(DType::Bf16), &dims)?;
             Ok((name, uploaded(device, lane, &Owned::from_fn(spec, |i| value(name, i)))?))
@@ -145,6 +156,7 @@ fn value(name: &str, i: usize) -> f64 {
     match name {
         "A" | "g" => -0.1 - 0.4 * value.abs(),
         "beta" => value.abs(),
+        "lse" => 8.0,
         _ => value,
     }
 }

@@ -1,9 +1,11 @@
 defmodule Sidewinder.Op.Packed do
   @moduledoc false
   # Packed calls: sequences of different lengths, one after the other in a batch of 1, with their ends as `cu_seqlens`.
-  # Tensors of sequences begin with batch and length, and states, one for each sequence, with the batch alone.
+  # Tensors of sequences begin with the batch and have an axis of steps; states, one for each sequence, begin with the
+  # batch and have none.
 
   alias Sidewinder.Error
+  alias Sidewinder.Op.Check
 
   @ends "cu_seqlens"
 
@@ -18,7 +20,10 @@ defmodule Sidewinder.Op.Packed do
   def choose(table, _given), do: table
 
   defp packed(table, given) do
-    for {name, %{vectorized_axes: [_ | _]}} <- given, do: raise(vectorized(table, name))
+    for {name, t} <- given do
+      if match?(%{vectorized_axes: [_ | _]}, t), do: raise(vectorized(table, name))
+      if repeats?(table, name), do: raise(repeated(table, name))
+    end
 
     inputs =
       Map.new(table.inputs, fn {name, {p, forms}} -> {name, {p, Enum.map(forms, &form/1)}} end)
@@ -33,9 +38,30 @@ defmodule Sidewinder.Op.Packed do
     %{table | inputs: inputs, outputs: outputs, hint: hint}
   end
 
-  defp form([:b, :l | rest]), do: [1, :l | rest]
-  defp form([:b | rest]), do: [:s | rest]
+  # Keys M are those of the queries L.
+  defp form([:b | rest]) do
+    if Enum.any?(rest, &(&1 in [:l, :m])),
+      do: [1 | Enum.map(rest, &if(&1 == :m, do: :l, else: &1))],
+      else: [:s | rest]
+  end
+
   defp form(form), do: form
+
+  defp repeats?(table, name) do
+    case table.inputs do
+      %{^name => {_precision, [{:repeated, _} | _]}} -> true
+      _ -> false
+    end
+  end
+
+  defp repeated(table, name) do
+    Error.new(:argument, name,
+      op: Atom.to_string(table.name),
+      expected: "none beside cu_seqlens",
+      got: "one",
+      hint: "Packed sequences do not see each other without it; causal masks are allowed"
+    )
+  end
 
   defp vectorized(table, name) do
     Error.new(:shape, name,
@@ -56,7 +82,7 @@ defmodule Sidewinder.Op.Packed do
   """
   @spec pure(struct, [{String.t(), Nx.Tensor.t()}], keyword, function) :: [Nx.Tensor.t()]
   def pure(%module{} = op, inputs, templates, body) do
-    table = module.table() |> choose(inputs)
+    table = module.table() |> Check.choose(op) |> choose(inputs)
     {ends, inputs} = Map.pop!(Map.new(inputs), @ends)
     roles = roles(table)
     steps = steps!(table, Nx.to_flat_list(ends), inputs, roles)
@@ -94,9 +120,17 @@ defmodule Sidewinder.Op.Packed do
     Map.merge(own, outputs)
   end
 
+  defp by_rank({:repeated, form}), do: {length(form), :shared}
   defp by_rank(form), do: {length(form), role(form)}
 
-  defp role([1, :l | _]), do: :steps
+  # Steps have an axis.
+  defp role([1 | rest]) do
+    case Enum.find_index(rest, &(&1 == :l)) do
+      nil -> :shared
+      axis -> {:steps, axis + 1}
+    end
+  end
+
   defp role([:s | _]), do: :state
   defp role(_form), do: :shared
 
@@ -108,7 +142,7 @@ defmodule Sidewinder.Op.Packed do
 
   defp part(t, role, at, start, length) do
     case role(role, t) do
-      :steps -> Nx.slice_along_axis(t, start, length, axis: 1)
+      {:steps, axis} -> Nx.slice_along_axis(t, start, length, axis: axis)
       :state -> Nx.slice_along_axis(t, at, 1, axis: 0)
       :shared -> t
     end
@@ -117,7 +151,7 @@ defmodule Sidewinder.Op.Packed do
   defp template(t, role, length) do
     shape =
       case role(role, t) do
-        :steps -> put_elem(t.shape, 1, length)
+        {:steps, axis} -> put_elem(t.shape, axis, length)
         :state -> put_elem(t.shape, 0, 1)
         :shared -> t.shape
       end
@@ -127,7 +161,7 @@ defmodule Sidewinder.Op.Packed do
 
   defp join(name, template, role, parts, inputs) do
     case role(role, template) do
-      :steps -> parts |> in_order(name) |> Nx.concatenate(axis: 1)
+      {:steps, axis} -> parts |> in_order(name) |> Nx.concatenate(axis: axis)
       :state -> states(name, template, parts, inputs)
       :shared -> parts |> in_order(name) |> sum(template)
     end
@@ -165,7 +199,7 @@ defmodule Sidewinder.Op.Packed do
   defp steps!(table, [first | _] = ends, inputs, roles) do
     length =
       Enum.find_value(inputs, fn {name, t} ->
-        role(roles[name], t) == :steps && elem(t.shape, 1)
+        with {:steps, axis} <- role(roles[name], t), do: elem(t.shape, axis), else: (_ -> nil)
       end)
 
     pairs = Enum.zip(ends, tl(ends))

@@ -130,6 +130,10 @@ impl<O: Differentiable> Op for Backward<O> {
         cuda(call, inputs, outputs, lane) { O::cuda_backward(&call.of, inputs, outputs, lane) }
     }
 
+    fn axis_of_steps(options: &Self::Options, rank: usize, declared: usize) -> usize {
+        O::axis_of_steps(options, rank, declared)
+    }
+
     fn cuda_packed(
         call: &Gradient<O::Problem>,
         inputs: &Named<&cuda::Buffer>,

@@ -48,6 +48,8 @@ pub trait Op: Sized + 'static {
     const INPUTS: &'static [Slot];
     /// Its outputs, in a fixed order. Outputs whose shapes depend on more than sizes and flags are not declared here.
     const OUTPUTS: &'static [Output] = &[];
+    /// The shapes of undeclared outputs of an op over sequences, for [`Packed`] calls.
+    const RESULTS: &'static [Slot] = &[];
     /// The hint in errors about an input's shape.
     const HINT: &'static str = LAYOUT;
     /// The storage types that it supports.
@@ -106,6 +108,12 @@ pub trait Op: Sized + 'static {
         outputs: &Named<&cuda::Buffer>,
         lane: &cuda::Lane,
     ) -> Result<()>;
+
+    /// The axis of the steps of a packed tensor of this rank, by that of its declared shape: options may order axes
+    /// otherwise.
+    fn axis_of_steps(_options: &Self::Options, _rank: usize, declared: usize) -> usize {
+        declared
+    }
 
     /// Queues a packed call of sequences with these steps in kernels of its own, where the op has some that support it;
     /// returns whether it did. `problem` is the call as if all were one sequence, and `steps` has an element for each

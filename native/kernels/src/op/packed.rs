@@ -2,18 +2,21 @@
 //!
 //! `cu_seqlens = [0, l1, l1 + l2, ..., L]` has the ends of `S` sequences, as in FlashAttention's calls of variable
 //! length. No state and no window crosses an end: each sequence is like a call of its own on a range of the axis `L`.
-//! Tensors `(B, L, ...)` are `(1, L, ...)`, and states `(B, ...)` are `(S, ...)`, one for each sequence. Gradients of shared
+//! Tensors `(B, L, ...)`, or `(B, H, L, ...)`, have a batch of 1, and states `(B, ...)` are `(S, ...)`, one for each
+//! sequence. Gradients of shared
 //! inputs are summed over the sequences in order: each in the type of the gradient, their sum in the type of the
 //! arithmetic or wider, rounded once. On CUDA an op may have kernels that take all sequences at once
 //! ([`Op::cuda_packed`]): their sums are rounded once only.
 
-use super::pattern::Axis;
-use super::{Bound, Name, Named, Op, Output, Pattern, Sizes, Slot, about, run_cpu, run_cuda};
+mod role;
+
+use super::{Bound, Name, Named, Op, Output, Sizes, Slot, about, run_cpu, run_cuda};
 use crate::cpu;
 use crate::cuda::{Buffer, Lane, columns};
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
-use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Slice};
+use ndarray::ArrayD;
+use role::{Role, each_block, roles, roles_of_outputs};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -23,7 +26,7 @@ pub const CU_SEQLENS: &str = "cu_seqlens";
 const HINT: &str = "Packed sequences lie one after the other in a batch of 1; states have an element for each sequence";
 
 /// An op over sequences, with the optional input `cu_seqlens` of packed calls. Its tensors of sequences begin with the
-/// axes `B, L`, its states with `B` alone; all others are shared.
+/// axis `B` and have an axis of steps, `L` or `M`; its states begin with `B` and have none; all others are shared.
 pub struct Packed<O>(PhantomData<O>);
 
 /// A checked call.
@@ -49,95 +52,6 @@ struct Layout {
     outputs: Named<Role>,
 }
 
-/// What a tensor has for each sequence.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
-    /// A range of the second axis.
-    Steps,
-    /// An element of the first axis.
-    State,
-    /// Nothing of its own.
-    Shared,
-}
-
-impl Role {
-    /// The role of a tensor by its declared shape: of a loose one, by the first alternative of the tensor's rank.
-    fn of(shape: &Pattern, spec: &Spec) -> Role {
-        let of_rank = shape.alternatives().find(|one| one.axes().len() == spec.shape.len());
-        let shape = of_rank.unwrap_or(*shape);
-        let letter = |at| shape.axes().get(at).and_then(Axis::letter).map(|letter| b'A' + letter);
-        match (letter(0), letter(1)) {
-            (Some(b'B'), Some(b'L')) => Role::Steps,
-            (Some(b'B'), _) => Role::State,
-            _ => Role::Shared,
-        }
-    }
-
-    /// The part of a tensor that belongs to sequence `at` with these steps.
-    fn part<T: Parts>(self, tensor: T, at: usize, steps: &Range<usize>) -> Result<T> {
-        let dims = tensor.spec().shape;
-        match self {
-            Role::Steps => {
-                let part = [&[1, steps.len()], &dims[2..]].concat();
-                tensor.shaped(&dims[1..])?.range(steps.clone())?.shaped(&part)
-            }
-            Role::State => tensor.range(at..at + 1),
-            Role::Shared => Ok(tensor),
-        }
-    }
-
-    /// The axis of that part, and where it lies there.
-    fn axis(self, at: usize, steps: &Range<usize>) -> Option<(ndarray::Axis, Slice)> {
-        match self {
-            Role::Steps => Some((ndarray::Axis(1), Slice::from(steps.clone()))),
-            Role::State => Some((ndarray::Axis(0), Slice::from(at..at + 1))),
-            Role::Shared => None,
-        }
-    }
-
-    fn of_array<'a>(self, array: &'a ArrayD<f64>, at: usize, steps: &Range<usize>) -> ArrayViewD<'a, f64> {
-        self.axis(at, steps).map_or_else(|| array.view(), |(axis, part)| array.slice_axis(axis, part))
-    }
-
-    fn of_array_mut<'a>(self, array: &'a mut ArrayD<f64>, at: usize, steps: &Range<usize>) -> ArrayViewMutD<'a, f64> {
-        match self.axis(at, steps) {
-            Some((axis, part)) => array.slice_axis_mut(axis, part),
-            None => array.view_mut(),
-        }
-    }
-}
-
-/// Tensors whose parts are tensors.
-trait Parts: Described + Sized {
-    fn shaped(self, dims: &[usize]) -> Result<Self>;
-    fn range(self, rows: Range<usize>) -> Result<Self>;
-}
-
-macro_rules! parts {
-    ($($type:ty),*) => {
-        $(impl Parts for $type {
-            fn shaped(self, dims: &[usize]) -> Result<Self> {
-                self.reshape(dims)
-            }
-
-            fn range(self, rows: Range<usize>) -> Result<Self> {
-                self.rows(rows)
-            }
-        })*
-    };
-}
-parts!(View<'_>, ViewMut<'_>, Buffer);
-
-impl Parts for Spec {
-    fn shaped(self, dims: &[usize]) -> Result<Self> {
-        Spec::new(self.dtype, dims)
-    }
-
-    fn range(self, rows: Range<usize>) -> Result<Self> {
-        Ok(self.rows(rows)?.0)
-    }
-}
-
 /// More slots than any op has.
 const MOST: usize = 24;
 
@@ -159,24 +73,6 @@ impl<O: Op> Packed<O> {
     }
 }
 
-/// The inputs with their roles, without `cu_seqlens`.
-fn roles(slots: &'static [Slot], inputs: &Named<Spec>) -> Named<(Role, Spec)> {
-    let role =
-        |slot: &'static Slot| inputs.find(slot.name).map(|spec| (slot.name, (Role::of(&slot.shape, spec), *spec)));
-    slots.iter().filter_map(role).collect()
-}
-
-/// The roles of outputs: those of their declared shapes, or of the inputs that they are the gradients of.
-fn roles_of_outputs(declared: &[Output], gradients_of: &'static [Slot], outputs: &Named<Spec>) -> Named<Role> {
-    let shape = |name: &str| {
-        let declared = declared.iter().find(|output| output.name == name).map(|output| &output.shape);
-        declared.or_else(|| gradients_of.iter().find(|slot| slot.gradient() == name).map(|slot| &slot.shape))
-    };
-    let role =
-        |(name, spec): (&Name, &Spec)| (name.clone(), shape(name).map_or(Role::Shared, |shape| Role::of(shape, spec)));
-    outputs.iter().map(role).collect()
-}
-
 /// The inputs of a call as if all were one sequence.
 fn whole(slots: &'static [Slot], inputs: &Named<Spec>) -> Result<Named<Spec>> {
     let Some(ends) = inputs.find(CU_SEQLENS) else { return Ok(inputs.clone()) };
@@ -196,7 +92,7 @@ fn sequences(ends: &Spec) -> Result<usize> {
 /// The spec of a tensor as if all were one sequence.
 fn one(name: &str, role: Role, spec: Spec, sequences: usize) -> Result<Spec> {
     let expected = match role {
-        Role::Steps => 1,
+        Role::Steps(_) => 1,
         Role::State => sequences,
         Role::Shared => return Ok(spec),
     };
@@ -254,8 +150,7 @@ impl<O: Op> Op for Packed<O> {
             if call.inputs.find(CU_SEQLENS).is_none() {
                 return Ok(Problem::Batch(whole));
             }
-            let outputs = roles_of_outputs(O::OUTPUTS, O::GRADIENTS_OF, &O::outputs(&whole, bound)?);
-            let layout = Layout { length: call.sizes.of('L'), inputs: roles(O::INPUTS, call.inputs), outputs };
+            let layout = Layout::new::<O>(call.inputs, call.options, &O::outputs(&whole, bound)?)?;
             Ok(Problem::Packed(Box::new(Packing { options: call.options.clone(), whole, layout })))
         })
     }
@@ -332,6 +227,33 @@ type InReference<'r> = dyn Fn(&Named<Spec>, &Named<ArrayD<f64>>) -> Result<Named
 type OnLane<'r> = dyn Fn(&Named<&Buffer>, &Named<&Buffer>) -> Result<()> + 'r;
 
 impl Layout {
+    fn new<O: Op>(inputs: &Named<Spec>, options: &O::Options, outputs: &Named<Spec>) -> Result<Layout> {
+        if let Some(slot) = O::INPUTS.iter().find(|slot| inputs.find(slot.name).is_some() && slot.shape.may_repeat()) {
+            return Err(Error::new(Kind::Argument, slot.name)
+                .expected(format_args!("none beside {CU_SEQLENS}"))
+                .got("one")
+                .hint("Packed sequences do not see each other without it; causal masks are allowed"));
+        }
+        let mut roles = roles(O::INPUTS, inputs);
+        roles.iter_mut().for_each(|(_, (role, spec))| *role = role.laid_out::<O>(options, spec));
+        let steps = |(name, (role, spec)): (&Name, &(Role, Spec))| match role {
+            Role::Steps(axis) => Some((name.clone(), *axis, spec.shape[*axis], *spec)),
+            _ => None,
+        };
+        let length = roles.iter().find_map(steps).map_or(0, |(_, _, length, _)| length);
+        if let Some((name, axis, _, spec)) = roles.iter().filter_map(steps).find(|&(_, _, steps, _)| steps != length) {
+            return Err(Error::new(Kind::Shape, name)
+                .expected(format_args!("{length} steps as axis {axis}"))
+                .got(spec.shape)
+                .hint(HINT));
+        }
+        let mut outputs_roles = roles_of_outputs::<O>(outputs);
+        for (name, role) in outputs_roles.iter_mut() {
+            *role = role.laid_out::<O>(options, outputs.get(name)?);
+        }
+        Ok(Layout { length, inputs: roles, outputs: outputs_roles })
+    }
+
     /// The specs of the outputs, from those of one sequence.
     fn of_all(&self, outputs: &Named<Spec>, sequences: usize) -> Result<Named<Spec>> {
         let all = |(name, spec): (&Name, &Spec)| match self.outputs.find(name) {
@@ -341,18 +263,46 @@ impl Layout {
         outputs.iter().map(all).collect()
     }
 
-    /// The inputs of one sequence.
-    fn given<'a, T: 'a, P: Parts>(
-        &self,
-        inputs: &'a Named<T>,
-        own: impl Fn(&'a T) -> P,
-        at: usize,
-        steps: &Range<usize>,
-    ) -> Result<Named<P>> {
-        let part = |(name, (role, _)): (&Name, &(Role, Spec))| {
-            Ok((name.clone(), role.part(own(inputs.get(name)?), at, steps)?))
+    /// The inputs of one sequence, each given by `part`.
+    fn given<P>(&self, part: impl Fn(&Name, Role) -> Result<P>) -> Result<Named<P>> {
+        self.inputs.iter().map(|(name, (role, _))| Ok((name.clone(), part(name, *role)?))).collect()
+    }
+
+    /// Copies of the inputs of a sequence whose steps do not lie one after the other.
+    fn copies(&self, inputs: &Named<View>, steps: &Range<usize>) -> Result<Named<Owned>> {
+        let copy = |(name, (role, spec)): (&Name, &(Role, Spec))| {
+            let axis = role.scattered(spec)?;
+            Some(role.spec(spec, steps.len()).and_then(Owned::try_zeros).and_then(|mut copy| {
+                let (from, mut to) = (inputs.get(name)?.bytes(), copy.view_mut());
+                each_block(spec, axis, steps, |all, own| to.bytes_mut()[own].copy_from_slice(&from[all]));
+                Ok((name.clone(), copy))
+            }))
         };
-        self.inputs.iter().map(part).collect()
+        self.inputs.iter().filter_map(copy).collect()
+    }
+
+    /// Memory for the outputs of a sequence whose steps do not lie one after the other.
+    fn apart(&self, outputs: &Named<ViewMut>, steps: &Range<usize>) -> Result<Named<Owned>> {
+        let own = |(name, role): (&Name, &Role)| {
+            let spec = outputs.find(name)?.spec();
+            role.scattered(&spec)?;
+            let own = role.spec(&spec, steps.len()).and_then(Owned::try_poisoned);
+            Some(own.map(|own| (name.clone(), own)))
+        };
+        self.outputs.iter().filter_map(own).collect()
+    }
+
+    /// Writes those outputs to their places.
+    fn put(&self, parts: &Named<Owned>, outputs: &mut Named<ViewMut>, steps: &Range<usize>) -> Result<()> {
+        for (name, part) in parts.iter() {
+            let to = outputs.get_mut(name)?;
+            let spec = to.spec();
+            if let Some(axis) = self.outputs.get(name)?.scattered(&spec) {
+                let from = part.view();
+                each_block(&spec, axis, steps, |all, own| to.bytes_mut()[all].copy_from_slice(&from.bytes()[own]));
+            }
+        }
+        Ok(())
     }
 
     /// The outputs that are sums over the sequences, each made by `make`.
@@ -366,13 +316,21 @@ impl Layout {
         let mut terms = self.sums(&outputs, |output| Owned::try_poisoned(output.spec()))?;
         let mut sums = self.sums(&outputs, |output| Ok(ArrayD::zeros(&output.spec().shape[..])))?;
         for (at, steps) in all.iter().enumerate() {
-            let given = self.given(inputs, |view| *view, at, steps)?;
-            let mut written: Named<_> = terms.iter_mut().map(|(name, term)| (name.clone(), term.view_mut())).collect();
-            for (name, output) in outputs.iter_mut().filter(|(name, _)| sums.find(name).is_none()) {
-                let role = self.outputs.get(name)?;
-                written.push(name.clone(), role.part(output.reborrow(), at, steps)?);
+            let copies = self.copies(inputs, steps)?;
+            let given = self.given(|name, role| match copies.find(name) {
+                Some(copy) => Ok(copy.view()),
+                None => role.part(*inputs.get(name)?, at, steps),
+            })?;
+            let mut apart = self.apart(&outputs, steps)?;
+            let own = terms.iter_mut().chain(apart.iter_mut());
+            let mut written: Named<_> = own.map(|(name, own)| (name.clone(), own.view_mut())).collect();
+            for (name, output) in outputs.iter_mut() {
+                if written.find(name).is_none() {
+                    written.push(name.clone(), self.outputs.get(name)?.part(output.reborrow(), at, steps)?);
+                }
             }
             run(&given, written)?;
+            self.put(&apart, &mut outputs, steps)?;
             for (name, sum) in sums.iter_mut() {
                 *sum += &terms.get(name)?.view().to_f64();
             }
@@ -392,7 +350,7 @@ impl Layout {
         let ends: Vec<i32> = inputs.get(CU_SEQLENS)?.iter().map(|&end| end as i32).collect();
         let mut results = outputs.map(|spec| ArrayD::zeros(&spec.shape[..]));
         for (at, steps) in steps(&ends, self.length)?.iter().enumerate() {
-            let specs = self.inputs.try_map(|(role, spec)| role.part(*spec, at, steps))?;
+            let specs = self.inputs.try_map(|(role, spec)| role.spec(spec, steps.len()))?;
             let part = |(name, (role, _)): (&Name, &(Role, Spec))| {
                 Ok((name.clone(), role.of_array(inputs.get(name)?, at, steps).to_owned()))
             };
@@ -418,7 +376,7 @@ impl Layout {
             lane.temporary(Spec::new(spec.dtype, &[&[all.len()], &spec.shape[..]].concat())?)
         })?;
         for (at, steps) in all.iter().enumerate() {
-            let given = self.given(inputs, |buffer| Buffer::clone(buffer), at, steps)?;
+            let given = self.given(|name, role| role.part(Buffer::clone(inputs.get(name)?), at, steps))?;
             let written = outputs.iter().map(|(name, output)| {
                 let part = match terms.find(name) {
                     Some(terms) => terms.rows(at..at + 1)?.reshape(&output.spec().shape)?,

@@ -79,6 +79,11 @@ impl Pattern {
         self.words.match_indices('(').map(|(start, _)| Pattern::new(&self.words[start..]))
     }
 
+    /// Whether some axis may be 1, so that the tensor is repeated along it.
+    pub fn may_repeat(&self) -> bool {
+        self.axes().iter().any(|axis| axis.or_one)
+    }
+
     /// Whether some axis is more than a single letter.
     pub fn has_sums(&self) -> bool {
         self.axes().iter().any(|axis| axis.letter().is_none())

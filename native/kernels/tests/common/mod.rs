@@ -262,6 +262,14 @@ pub fn part(of: &Owned, axis: usize, range: std::ops::Range<usize>) -> Owned {
     Owned::from_fn(Spec::new(of.spec().dtype, &dims).unwrap(), |_| values.next().unwrap())
 }
 
+/// A tensor of rank 4 with its axes in this order.
+pub fn transposed(of: &Owned, axes: [usize; 4]) -> Owned {
+    let values = of.view().to_f64().permuted_axes(axes.to_vec());
+    let spec = Spec::new(of.spec().dtype, values.shape()).unwrap();
+    let mut values = values.iter().copied();
+    Owned::from_fn(spec, |_| values.next().unwrap())
+}
+
 /// A minimal random generator: tests need no better numbers.
 pub struct Random(pub u64);
 

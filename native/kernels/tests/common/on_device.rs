@@ -15,16 +15,39 @@ pub fn agrees<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned
 /// Like [`agrees`], with `roundings` by the names of the results.
 pub fn agrees_by<O: Op>(device: &Device, options: &O::Options, inputs: &Named<Owned>, roundings: impl Fn(&str) -> f64) {
     for &dtype in O::STORAGE {
-        let inputs = cast(op::about::<O>(), inputs, dtype);
-        let expected = reference::<O>(options, &inputs);
-        let got = run_cuda::<O>(options, &inputs, device).unwrap();
-        let again = run_cuda::<O>(options, &inputs, device).unwrap();
-        assert_eq!(bits(&got), bits(&again), "{} {dtype}", O::NAME);
-        for (name, expected) in expected.iter() {
-            let off = off(got.get(name).unwrap(), expected, dtype, roundings(name));
-            let specs = op::specs(&inputs);
-            assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
-        }
+        agrees_in::<O>(device, options, &cast(op::about::<O>(), inputs, dtype), dtype, &roundings);
+    }
+}
+
+/// Checks `O` on the device in one type.
+fn agrees_in<O: Op>(
+    device: &Device,
+    options: &O::Options,
+    inputs: &Named<Owned>,
+    dtype: DType,
+    roundings: impl Fn(&str) -> f64,
+) {
+    let expected = reference::<O>(options, inputs);
+    let got = run_cuda::<O>(options, inputs, device).unwrap();
+    let again = run_cuda::<O>(options, inputs, device).unwrap();
+    assert_eq!(bits(&got), bits(&again), "{} {dtype}", O::NAME);
+    for (name, expected) in expected.iter() {
+        let off = off(got.get(name).unwrap(), expected, dtype, roundings(name));
+        let specs = op::specs(inputs);
+        assert!(off <= 1.0, "{} {name} is off by {off} times the tolerance: {dtype} {specs:?}", O::NAME);
+    }
+}
+
+/// Like [`agrees`], for the gradient `B` of `F`, whose outputs are computed in each type.
+pub fn gradients_agree<F: Op, B: Op<Options = F::Options>>(
+    device: &Device,
+    options: &F::Options,
+    inputs: &Named<Owned>,
+    roundings: f64,
+) {
+    for &dtype in F::STORAGE {
+        let inputs = backward_inputs::<F, B>(options, &cast(op::about::<F>(), inputs, dtype));
+        agrees_in::<B>(device, options, &inputs, dtype, |_| roundings);
     }
 }
 

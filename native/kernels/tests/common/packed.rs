@@ -1,8 +1,9 @@
 //! Packed calls of the ops over sequences, and the calls of each sequence that they stand for.
 
 use super::check::{backward_inputs, inputs, noise};
-use super::{gated_delta_rule, part, ssd, with, without};
+use super::{gated_delta_rule, part, ssd, transposed, with, without};
 use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
+use sidewinder_kernels::ops::attention;
 use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
 use sidewinder_kernels::ops::scan::gated_delta_rule::GatedDeltaRule;
 use sidewinder_kernels::ops::scan::linear_attention::LinearAttention;
@@ -78,6 +79,28 @@ pub fn every_op(visit: &impl Visit) {
         ];
         both::<LinearAttention>(visit, &[], attention, &["g"]);
     }
+}
+
+/// The options of attention with heads last.
+pub fn heads_last(causal: bool) -> attention::Options {
+    attention::Options { causal, layout: attention::Layout::HeadsLast, ..Default::default() }
+}
+
+/// Inputs of attention over packed sequences of these lengths: of some heads, key heads and widths of keys and values,
+/// with heads last.
+pub fn of_attention(lengths: &[usize], [heads, key_heads, width, value_width]: [usize; 4]) -> Named<Owned> {
+    let t = lengths.iter().sum();
+    let all = inputs(&[
+        ("q", &[1, t, heads, width]),
+        ("k", &[1, t, key_heads, width]),
+        ("v", &[1, t, key_heads, value_width]),
+    ]);
+    with(&all, CU_SEQLENS, ends(lengths))
+}
+
+/// Tensors of attention, with heads before steps.
+pub fn heads_first(inputs: &Named<Owned>) -> Named<Owned> {
+    inputs.map(|tensor| if tensor.spec().shape.len() == 4 { transposed(tensor, [0, 2, 1, 3]) } else { tensor.clone() })
 }
 
 /// What an op may be called without.
@@ -176,8 +199,8 @@ pub fn separately(
     for (at, length) in LENGTHS.into_iter().enumerate() {
         let of_one = without(inputs, &[CU_SEQLENS]);
         let of_one = of_one.iter().map(|(name, tensor)| {
-            let own =
-                axis(name, shared).map(|axis| part(tensor, axis, [at..at + 1, start..start + length][axis].clone()));
+            let range = |axis| if axis == 0 { at..at + 1 } else { start..start + length };
+            let own = axis(name, shared).map(|axis| part(tensor, axis, range(axis)));
             (name.clone(), own.unwrap_or_else(|| tensor.clone()))
         });
         for (name, result) in run(&of_one.collect()) {
@@ -191,11 +214,12 @@ pub fn separately(
     results
 }
 
-/// The axis of sequences of a tensor: 0 of states, 1 of steps, none of what sequences share.
+/// The axis of sequences of a tensor: 0 of states, 1 or 2 of steps, none of what sequences share.
 pub fn axis(name: &str, shared: &[&str]) -> Option<usize> {
     match name {
         _ if shared.iter().any(|one| name == *one || name.strip_prefix('d') == Some(one)) => None,
         _ if name.ends_with("state") || name.ends_with("_z") => Some(0),
+        "lse" | "dlse" => Some(2),
         _ => Some(1),
     }
 }

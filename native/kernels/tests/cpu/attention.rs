@@ -71,16 +71,13 @@ fn allowed(dtype: DType) -> (f64, f64) {
 }
 
 /// Compares the gradient with the reference, and its bits between numbers of threads.
-fn gradients_agree(options: &Options, inputs: &Named<Owned>) {
+pub fn gradients_agree<F: Op<Options = Options>, B: Op<Options = Options>>(options: &Options, inputs: &Named<Owned>) {
     for dtype in DType::FLOATS {
-        let inputs = check::backward_inputs::<Attention, AttentionBackward>(
-            options,
-            &cast(op::about::<Attention>(), inputs, dtype),
-        );
-        let expected = reference::<AttentionBackward>(options, &inputs);
+        let inputs = check::backward_inputs::<F, B>(options, &cast(op::about::<F>(), inputs, dtype));
+        let expected = reference::<B>(options, &inputs);
         let (rtol, of_largest) = allowed(dtype);
         for level in levels() {
-            let results = |threads| run::<AttentionBackward>(options, &inputs, &Exec { level, threads }).unwrap();
+            let results = |threads| run::<B>(options, &inputs, &Exec { level, threads }).unwrap();
             let one = results(1);
             for (name, expected) in expected.iter() {
                 let largest = expected.view().to_f64().fold(0.0f64, |m, v| m.max(v.abs()));
@@ -101,7 +98,7 @@ fn gradients_agree(options: &Options, inputs: &Named<Owned>) {
 
 fn agrees(options: &Options, inputs: &Named<Owned>) {
     check::agrees_everywhere::<Attention>(options, inputs);
-    gradients_agree(options, inputs);
+    gradients_agree::<Attention, AttentionBackward>(options, inputs);
 }
 
 #[test]

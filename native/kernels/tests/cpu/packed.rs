@@ -1,5 +1,6 @@
 //! Packed calls against calls of each sequence, and against the f64 references.
 
+use crate::attention::gradients_agree;
 use crate::common;
 use crate::common::check;
 use crate::common::packed::{self, Visit, WRONG, axis, five_steps};
@@ -8,6 +9,7 @@ use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::{Backward, CU_SEQLENS, Differentiable, Named, Op, Packed, about, specs};
 use sidewinder_kernels::ops;
+use sidewinder_kernels::ops::attention::{self, Attention, AttentionBackward};
 use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
@@ -72,6 +74,53 @@ impl Visit for Reference {
 #[test]
 fn every_level_and_type_agrees_with_the_reference() {
     packed::every_op(&Reference);
+}
+
+#[test]
+fn attention_agrees_with_the_reference_and_with_each_sequence() {
+    for options in [false, true].map(packed::heads_last) {
+        let inputs = packed::of_attention(&packed::LENGTHS, [4, 2, 8, 6]);
+        Separately::compare::<Attention>(&options, &inputs, &[]);
+        Separately::compare::<AttentionBackward>(&options, &packed::of_gradient::<Attention>(&options, &inputs), &[]);
+        check::agrees_everywhere::<Packed<Attention>>(&options, &inputs);
+        gradients_agree::<Packed<Attention>, Packed<AttentionBackward>>(&options, &inputs);
+    }
+}
+
+#[test]
+fn attention_has_the_same_bits_in_both_orders_of_axes() {
+    let exec = Exec { level: Level::best(), threads: 2 };
+    let last = packed::heads_last(true);
+    let first = attention::Options { causal: true, ..Default::default() };
+    let inputs = packed::of_attention(&packed::LENGTHS, [4, 2, 8, 6]);
+    let backward = packed::of_gradient::<Attention>(&last, &inputs);
+    let forward = [(&last, inputs.clone()), (&first, packed::heads_first(&inputs))]
+        .map(|(options, inputs)| common::run::<Packed<Attention>>(options, &inputs, &exec).unwrap());
+    let gradients = [(&last, backward.clone()), (&first, packed::heads_first(&backward))]
+        .map(|(options, inputs)| common::run::<Packed<Backward<Attention>>>(options, &inputs, &exec).unwrap());
+    for [last, first] in [forward, gradients] {
+        for (name, tensor) in packed::heads_first(&last).iter() {
+            assert!(tensor.view().bytes() == first.get(name).unwrap().view().bytes(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn attention_takes_no_mask_and_as_many_keys_as_queries() {
+    let inputs = packed::of_attention(&packed::LENGTHS, [4, 2, 8, 6]);
+    let options = packed::heads_last(false);
+    let refused = |name: &'static str, tensor: Owned| {
+        let call = ops::call::<Packed<Attention>>(specs(&common::with(&inputs, name, tensor)), &options);
+        call.err().map(|error| (error.kind, error.argument.to_string()))
+    };
+    let mask = Owned::zeros(Spec::new(DType::U8, &[1, 1, 196, 196]).unwrap());
+    assert_eq!(refused("mask", mask), Some((Kind::Argument, "mask".to_string())));
+    assert_eq!(refused("bias", check::noise(1, &[1, 4, 1, 1], 0.0, 1.0)), Some((Kind::Argument, "bias".to_string())));
+    let shorter =
+        ["k", "v"].map(|name| (name, check::noise(1, &[1, 195, 2, if name == "k" { 8 } else { 6 }], 0.0, 1.0)));
+    let both = shorter.iter().fold(inputs.clone(), |all, (name, tensor)| common::with(&all, name, tensor.clone()));
+    let error = ops::call::<Packed<Attention>>(specs(&both), &options).err().expect("an error");
+    assert_eq!((error.kind, &*error.argument), (Kind::Shape, "k"));
 }
 
 fn run(inputs: &Named<Owned>) -> Result<Named<Owned>, Error> {

@@ -3,12 +3,13 @@
 use crate::common;
 use crate::common::check::noise;
 use crate::common::gpu;
-use crate::common::on_device::{agrees, agrees_by};
+use crate::common::on_device::{agrees, agrees_by, gradients_agree};
 use crate::common::packed::{self, OF_CHUNKS, Visit, WRONG, axis, five_steps};
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::op::{self, Backward, CU_SEQLENS, Differentiable, Named, Op, Packed, specs};
 use sidewinder_kernels::ops;
+use sidewinder_kernels::ops::attention::{self, Attention, AttentionBackward};
 use sidewinder_kernels::ops::scan::linear_scan::{LinearScan, Options};
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 
@@ -74,8 +75,9 @@ impl InChunks {
             let call = ops::call::<Packed<O>>(specs(&inputs), options).unwrap();
             let outputs = call.outputs().try_map(|spec| Buffer::new(&self.0, *spec)).unwrap();
             outputs.iter().for_each(|(_, output)| lane.poison(output).unwrap());
-            let steps: Vec<_> =
-                OF_CHUNKS.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length)..*end)).collect();
+            let ends = inputs.get(CU_SEQLENS).unwrap().view().to_f64();
+            let ends: Vec<usize> = ends.iter().map(|&end| end as usize).collect();
+            let steps: Vec<_> = ends.windows(2).map(|pair| pair[0]..pair[1]).collect();
             assert!(O::cuda_packed(&problem, &given.as_ref(), &outputs.as_ref(), &steps, &lane).unwrap());
             let expected = common::run_cuda::<Packed<O>>(options, &inputs, &self.0).unwrap();
             for (name, output) in outputs.iter() {
@@ -122,6 +124,54 @@ packed_calls_in_chunks_agree! {
     selective_scan_with_few_states: selective_scan_at_once, [6, 2, 3];
     selective_scan_of_many_channels: selective_scan_at_once, [264, 1, 16];
     selective_scan_with_states_of_several_launches: selective_scan_at_once, [4, 1, 300];
+}
+
+/// Attention takes all sequences at once in every type.
+fn attention_agrees(lengths: &[usize], sizes: [usize; 4]) {
+    let Some(device) = gpu() else { return };
+    let inputs = packed::of_attention(lengths, sizes);
+    let in_chunks = InChunks(device);
+    for options in [false, true].map(packed::heads_last) {
+        agrees::<Packed<Attention>>(&in_chunks.0, &options, &inputs, 2.0);
+        // Gradients are computed from `y` and `lse` as stored, which the reference does not read.
+        gradients_agree::<Packed<Attention>, Packed<AttentionBackward>>(&in_chunks.0, &options, &inputs, 6.0);
+        in_chunks.takes_all::<Attention>(&options, &inputs);
+        in_chunks.takes_all::<AttentionBackward>(&options, &packed::of_gradient::<Attention>(&options, &inputs));
+    }
+}
+
+#[test]
+fn attention_of_few_steps_agrees() {
+    attention_agrees(&[0, 3, 65, 0, 130, 1], [2, 1, 64, 64]);
+}
+
+#[test]
+fn attention_of_width_64_agrees() {
+    attention_agrees(&OF_CHUNKS, [4, 2, 64, 64]);
+}
+
+#[test]
+fn attention_of_width_128_agrees() {
+    attention_agrees(&OF_CHUNKS, [2, 2, 128, 72]);
+}
+
+#[test]
+fn attention_of_width_20_agrees() {
+    attention_agrees(&OF_CHUNKS, [2, 1, 20, 24]);
+}
+
+#[test]
+fn attention_of_width_160_agrees() {
+    attention_agrees(&OF_CHUNKS, [2, 1, 160, 160]);
+}
+
+#[test]
+fn attention_with_heads_first_agrees() {
+    let Some(device) = gpu() else { return };
+    let first = attention::Options { causal: true, ..Default::default() };
+    let inputs = packed::heads_first(&packed::of_attention(&[0, 3, 65, 0, 130, 1], [2, 1, 64, 64]));
+    agrees::<Packed<Attention>>(&device, &first, &inputs, 2.0);
+    gradients_agree::<Packed<Attention>, Packed<AttentionBackward>>(&device, &first, &inputs, 6.0);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // Shared by all kernels of attention. The formulas are in mod.rs; cuda.rs fills the parameters.
 //   CAUSAL   whether there is a causal mask
 //   COPY     bytes per asynchronous copy to shared memory; 0 if copies must be synchronous
+//   PACKED   whether the batch consists of packed sequences
 
 // One head of a tensor, as a row-major matrix.
 struct Matrix {
@@ -42,11 +43,31 @@ __device__ __forceinline__ int first_seeing(const Params& p, int key) {
 // tensors that several of them read stay in the cache, and the longest blocks do not start last.
 struct Place { int tile, batch, head; };
 
+#if PACKED
+// A packed sequence is a call of its own: `p` becomes that of the block's sequence. All heads read its keys together.
+__device__ __forceinline__ Place place(Params& p, unsigned block, int heads, bool) {
+    const int* piece = p.pieces + 3 * (block / heads);
+    i64 first = piece[0];
+    p.queries = p.keys = piece[1];
+    p.q += first * p.q_at.row, p.dq += first * p.q_at.row;
+    p.k += first * p.k_at.row, p.dk += first * p.k_at.row;
+    p.v += first * p.v_at.row, p.dv += first * p.v_at.row;
+    p.dy += first * p.y_at.row, p.to += first * p.y_at.row;
+    p.to_lse += first, p.shift += first, p.delta += first;
+    return {piece[2], 0, (int)(block % heads)};
+}
+#else
 __device__ __forceinline__ Place place(const Params& p, unsigned block, int heads, bool from_last) {
     unsigned group = (unsigned)p.together * p.tiles, first = block / group * p.together;
     unsigned here = least(p.together, p.batch * heads - first), in_group = block % group;
     unsigned tile = in_group / here, row = first + in_group % here;
     return {(int)(from_last ? p.tiles - 1 - tile : tile), (int)(row / heads), (int)(row % heads)};
+}
+#endif
+
+// The index of a query's statistics: its lse, the shift of its scores, and delta.
+__device__ __forceinline__ i64 statistics(const Params& p, int batch, int head, int query) {
+    return ((i64)batch * p.heads + head) * p.all_queries + query;
 }
 
 __device__ __forceinline__ unsigned shared_address(const void* generic) {

@@ -2,7 +2,8 @@
 //!
 //! Tensor cores compute calls in bf16 and f16 without mask and bias ([`mma`]). All other calls use multiply-adds in the
 //! type of the arithmetic ([`general`]), f32 too, which would lose digits on tensor cores. Forward calls with few
-//! queries have kernels that divide the keys of a head among many blocks ([`few`]).
+//! queries have kernels that divide the keys of a head among many blocks ([`few`]). Packed sequences are one launch of
+//! the former two: each block finds its sequence in a table.
 
 mod few;
 mod general;
@@ -13,6 +14,8 @@ use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
+use std::cmp::Reverse;
+use std::ops::Range;
 
 const DELTA: Source<Params<()>> =
     Source::new("attention_delta", concat!(include_str!("common.cu"), include_str!("delta.cu")));
@@ -25,16 +28,56 @@ const TOGETHER: usize = 16 << 20;
 
 /// Queues attention.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    forward_of(problem, inputs, outputs, None, lane)
+}
+
+/// Queues attention of packed sequences.
+pub fn forward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    forward_of(problem, inputs, outputs, Some(steps), lane).map(|()| true)
+}
+
+/// Queues the gradient.
+pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    backward_of(problem, inputs, outputs, None, lane)
+}
+
+/// Queues the gradient of packed sequences.
+pub fn backward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    backward_of(problem, inputs, outputs, Some(steps), lane).map(|()| true)
+}
+
+/// The steps of packed sequences, if they are some.
+type Steps<'a> = Option<&'a [Range<usize>]>;
+
+fn forward_of(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: Steps,
+    lane: &Lane,
+) -> Result<()> {
     if problem.batch * problem.heads * problem.queries == 0 {
         return Ok(());
     }
     match problem.dtype {
         DType::F64 => {
-            let call = Call::<f64>::new(problem, inputs, outputs, lane)?;
+            let call = Call::<f64>::new(problem, inputs, outputs, steps, lane)?;
             if few::fits(&call) { few::forward(&call) } else { general::forward(&call) }
         }
         _ => {
-            let call = Call::<f32>::new(problem, inputs, outputs, lane)?;
+            let call = Call::<f32>::new(problem, inputs, outputs, steps, lane)?;
             if few::fits(&call) {
                 few::forward(&call)
             } else if mma::fits(problem, lane) {
@@ -46,12 +89,17 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     }
 }
 
-/// Queues the gradient.
-pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+fn backward_of(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: Steps,
+    lane: &Lane,
+) -> Result<()> {
     match problem.dtype {
-        DType::F64 => Call::<f64>::new(problem, inputs, outputs, lane)?.backward(general::backward),
+        DType::F64 => Call::<f64>::new(problem, inputs, outputs, steps, lane)?.backward(general::backward),
         _ => {
-            let call = Call::<f32>::new(problem, inputs, outputs, lane)?;
+            let call = Call::<f32>::new(problem, inputs, outputs, steps, lane)?;
             call.backward(if mma::fits(problem, lane) { mma::backward } else { general::backward })
         }
     }
@@ -109,6 +157,8 @@ params! {
         dv: u64 as "STORAGE*",
         to_lse: u64 as "REAL*",
         dbias: u64 as "REAL*",
+        // Three numbers for each tile of packed sequences: the sequence's first row and length, and the tile.
+        pieces: u64 as "const int*",
         // The shift of scores before exponentiation, and delta, both (B, H, L).
         shift: u64 as "REAL*",
         delta: u64 as "REAL*",
@@ -125,6 +175,8 @@ params! {
         key_heads: i32,
         queries: i32,
         keys: i32,
+        // The queries of all packed sequences.
+        all_queries: i32,
         width: i32,
         value_width: i32,
         // The position of the first query among the keys, between -queries and keys.
@@ -162,6 +214,8 @@ struct Launch {
 /// A call with its buffers.
 struct Call<'a, R> {
     problem: &'a Problem,
+    /// The steps of packed sequences.
+    steps: Steps<'a>,
     lane: &'a Lane,
     params: Params<R>,
     /// The gradient of the bias, if it is an output.
@@ -175,6 +229,7 @@ impl<'a, R: Real> Call<'a, R> {
         problem: &'a Problem,
         inputs: &Named<&'a Buffer>,
         outputs: &Named<&'a Buffer>,
+        steps: Steps<'a>,
         lane: &'a Lane,
     ) -> Result<Self> {
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
@@ -209,6 +264,7 @@ impl<'a, R: Real> Call<'a, R> {
             key_heads: count("k", problem.key_heads)?,
             queries,
             keys,
+            all_queries: queries,
             width: count("q", problem.width)?,
             value_width: count("v", problem.value_width)?,
             // Beyond these bounds the result does not change, and sums with the offset fit in 32 bits.
@@ -216,7 +272,7 @@ impl<'a, R: Real> Call<'a, R> {
             scale: R::of(problem.scale),
             ..Params::default()
         };
-        let mut call = Call { problem, lane, params, dbias, copy: 0 };
+        let mut call = Call { problem, steps, lane, params, dbias, copy: 0 };
         call.copy = call.widest_copy();
         Ok(call)
     }
@@ -236,7 +292,8 @@ impl<'a, R: Real> Call<'a, R> {
 
     /// The compiler options common to all kernels.
     fn options(&self) -> String {
-        format!("{} -DCAUSAL={}", types(self.problem.dtype), u32::from(self.problem.causal.is_some()))
+        let [causal, packed] = [self.problem.causal.is_some(), self.steps.is_some()].map(u32::from);
+        format!("{} -DCAUSAL={causal} -DPACKED={packed}", types(self.problem.dtype))
     }
 
     /// Queues a launch over the owned rows of all heads.
@@ -244,17 +301,37 @@ impl<'a, R: Real> Call<'a, R> {
         let Problem { batch, heads, key_heads, queries, keys, .. } = *self.problem;
         let (heads, rows) = if launch.own == Own::Queries { (heads, queries) } else { (key_heads, keys) };
         let tiles = rows.div_ceil(launch.rows);
-        let blocks = tiles * batch * heads * launch.slices;
+        let pieces = self.steps.map(|steps| self.pieces(steps, launch)).transpose()?;
+        let places = pieces.as_ref().map_or(tiles * batch, |pieces| pieces.spec().shape[0]);
+        let blocks = places * heads * launch.slices;
         if blocks == 0 {
             return Ok(());
         }
         let mut params = self.params;
         (params.tiles, params.together) = (tiles as i32, self.together(batch * heads) as i32);
+        params.pieces = pieces.as_ref().map_or(Ok(0), |pieces| self.lane.address(pieces))?;
         let kernel = self.lane.device().kernel(launch.source, &launch.options)?;
         let (grid, threads, shared) = ([grid(blocks)?, 1, 1], launch.threads as u32, launch.shared as u32);
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; the shared
         // memory has the size that the kernels compute.
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params) }
+    }
+
+    /// The tiles of packed sequences on the device: those of the longest sequence first, and of a sequence those with
+    /// the most work.
+    fn pieces(&self, steps: &[Range<usize>], launch: &Launch) -> Result<Buffer> {
+        let mut longest: Vec<&Range<usize>> = steps.iter().collect();
+        longest.sort_by_key(|steps| Reverse(steps.len()));
+        let tiles = |steps: &Range<usize>| steps.len().div_ceil(launch.rows);
+        let of = |steps: &Range<usize>, i: usize| {
+            let tile = if launch.own == Own::Queries { tiles(steps) - 1 - i } else { i };
+            [steps.start, steps.len(), tile].map(|number| number as i32)
+        };
+        let pieces: Vec<[i32; 3]> =
+            longest.into_iter().flat_map(|steps| (0..tiles(steps)).map(move |i| of(steps, i))).collect();
+        let buffer = self.lane.temporary(Spec::new(DType::I32, &[pieces.len(), 3])?)?;
+        self.lane.upload(bytemuck::cast_slice(&pieces), &buffer)?;
+        Ok(buffer)
     }
 
     /// The number of heads whose tiles are interleaved. Causal tiles differ in their work, so several heads balance

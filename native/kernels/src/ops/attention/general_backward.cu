@@ -58,7 +58,7 @@ __device__ __forceinline__ void weights(REAL (&s)[ROWS][COLS], const Params& p, 
         products(s, of.own, of.other, t.own, t.other, own, other);
         if (ROLE != DV) products(dp, of.own_value, of.other_value, t.own_value, t.other_value, own, other);
     }
-    i64 head = ((i64)at.batch * p.heads + at.head) * p.queries;
+    i64 head = statistics(p, at.batch, at.head, 0);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll

@@ -89,6 +89,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_general(Params p
         STORAGE* to = p.to + start(p.y_at, at.batch, at.head) + query * p.y_at.row;
         store_row(to, sums[i], all == 0 ? (REAL)0 : 1 / all, slice, p.value_width);
         if (slice == 0 && threadIdx.x % 8 == 0)
-            p.to_lse[((i64)at.batch * p.heads + at.head) * p.queries + query] = all == 0 ? hidden() : top[i] + log(all);
+            p.to_lse[statistics(p, at.batch, at.head, query)] = all == 0 ? hidden() : top[i] + log(all);
     }
 }

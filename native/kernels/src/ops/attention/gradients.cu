@@ -40,7 +40,7 @@ __device__ __forceinline__ Sides of_keys(const Params& p, int batch, int key_hea
 struct Work {
     int batch, own_head, head, key_head, row, begin, end, items;
 
-    __device__ __forceinline__ Work(const Params& p) {
+    __device__ __forceinline__ Work(Params& p) {
         int share = p.heads / p.key_heads;
         Place at = place(p, blockIdx.x, OF_QUERIES ? p.heads : p.key_heads, OF_QUERIES);
         batch = at.batch, own_head = at.head;
@@ -65,7 +65,7 @@ struct Work {
 __device__ __forceinline__ void bring_facts(float* facts, const Params& p, int batch, int head, int first) {
     if (OF_QUERIES || threadIdx.x >= OTHER) return;
     // Padding queries have no effect: their rows of q and dy are zeros.
-    i64 row = ((i64)batch * p.heads + head) * p.queries + first + threadIdx.x;
+    i64 row = statistics(p, batch, head, first + threadIdx.x);
     bool there = first + threadIdx.x < p.queries;
     facts[threadIdx.x] = there ? p.shift[row] : 0.0f;
     facts[OTHER + threadIdx.x] = there ? p.delta[row] : 0.0f;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void own_facts(Facts& to, const Params& p, const Work
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 int query = row + sum_row(m, half);
-                i64 id = ((i64)work.batch * p.heads + work.head) * p.queries + query;
+                i64 id = statistics(p, work.batch, work.head, query);
                 to.shift[m][half] = query < p.queries ? p.shift[id] : 0.0f;
                 to.delta[m][half] = query < p.queries ? p.delta[id] : 0.0f;
             }

@@ -221,6 +221,8 @@ impl Op for Attention {
         Slot::new("mask", "(B|1, H|1, L|1, M|1)").mask().optional().loose(),
         Slot::new("bias", "(B|1, H|1, L|1, M|1)").wide().optional().loose(),
     ];
+    const RESULTS: &'static [Slot] =
+        &[Slot::new("y", "(B, H, L, V)").loose(), Slot::new("lse", "(B, H, L)").wide().loose()];
     const HINT: &'static str = heads::HINT;
     const COTANGENTS: &'static [&'static str] = &["dy", "dlse"];
 
@@ -229,6 +231,10 @@ impl Op for Attention {
 
     fn check(call: &Bound<Self>) -> Result<Problem> {
         Problem::new(call.inputs, call.options)
+    }
+
+    fn axis_of_steps(options: &Options, rank: usize, declared: usize) -> usize {
+        if rank == 4 && options.layout == Layout::HeadsLast { 1 } else { declared }
     }
 
     fn work(problem: &Problem, _: &Named<Spec>) -> u64 {
@@ -244,6 +250,7 @@ impl Op for Attention {
     }
 
     crate::forward_by_kernels!();
+    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
 }
 
 /// The gradient of [`Attention`].
@@ -252,14 +259,10 @@ pub type AttentionBackward = Backward<Attention>;
 impl Differentiable for Attention {
     const BACKWARD: &'static str = "attention_backward";
     const GIVEN: &'static [Slot] = &op::slots::<9>(
-        Self::INPUTS,
-        &[
-            Slot::new("y", "(B, H, L, V)").loose(),
-            Slot::new("lse", "(B, H, L)").wide().loose(),
-            Slot::new("dy", "(B, H, L, V)").loose(),
-            Slot::new("dlse", "(B, H, L)").wide().optional().loose(),
-        ],
+        &op::slots::<7>(Self::INPUTS, Self::RESULTS),
+        &[Slot::new("dy", "(B, H, L, V)").loose(), Slot::new("dlse", "(B, H, L)").wide().optional().loose()],
     );
 
     crate::backward_by_kernels!();
+    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
 }

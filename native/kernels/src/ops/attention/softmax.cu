@@ -81,6 +81,6 @@ __device__ __forceinline__ void finish(const Params& p, const Place& at, int row
             store_row<VALUE_WIDTH>(to, sums[m], half, total == 0 ? 0.0f : 1 / total, p.value_width);
             // p.scale includes log2(e), which is divided out: lse is a natural logarithm.
             float lse = total == 0 ? hidden() : (state.top[m][half] * p.scale + log2f(total)) * (float)(1 / LOG2_E);
-            if (threadIdx.x % 4 == 0) p.to_lse[((i64)at.batch * p.heads + at.head) * p.queries + query] = lse;
+            if (threadIdx.x % 4 == 0) p.to_lse[statistics(p, at.batch, at.head, query)] = lse;
         }
 }

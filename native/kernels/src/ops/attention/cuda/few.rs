@@ -134,7 +134,7 @@ impl Layout {
 /// Whether there are few enough queries for this to be faster than tiles, with rows that lanes can hold.
 pub(super) fn fits<R: Real>(call: &Call<R>) -> bool {
     let layout = Layout::new(call);
-    call.problem.queries <= QUERIES && layout.packs.max(layout.value_packs) <= PACKS
+    call.steps.is_none() && call.problem.queries <= QUERIES && layout.packs.max(layout.value_packs) <= PACKS
 }
 
 /// Queues attention.
