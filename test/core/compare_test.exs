@@ -37,9 +37,8 @@ defmodule Sidewinder.CompareTest do
         op.name not in @elsewhere,
         type <- Tensor.float_types(),
         to_string(type) in op.storage,
-        given <- [[], for(%{optional: true, name: name} <- op.inputs, do: name)] do
-      # Packed sequences lie in a batch of 1.
-      shape = if "cu_seqlens" in given, do: small(op) <> ",B=1", else: small(op)
+        given <- given(op) do
+      shape = if "cu_seqlens" in given, do: small(op) <> packed(op), else: small(op)
       inputs = RandomInputs.make(op.name, shape: shape, type: type, with: given)
       result = Compare.levels(op.name, inputs, options: options(op, given), max_ms: 1)
       label = "#{op.name} #{type} #{inspect(given)}\n#{Compare.table(result)}"
@@ -47,6 +46,17 @@ defmodule Sidewinder.CompareTest do
       assert result.op == op.name and Enum.map(result.inputs, &elem(&1, 0)) == names(inputs)
       assert result.gradient != [] == (Ops.backward(Ops.all(), op) != nil), label
     end
+  end
+
+  # None of the optional inputs, and all of them: packed sequences take none that is repeated, such as a mask.
+  defp given(op) do
+    optional = for %{optional: true} = slot <- op.inputs, do: slot
+    names = for slot <- optional, do: slot.name
+    repeated = for %{shape: shape, name: name} <- optional, shape =~ "|1", do: name
+
+    if "cu_seqlens" in names and repeated != [],
+      do: [[], names -- ["cu_seqlens"], names -- repeated],
+      else: [[], names]
   end
 
   # Small, and odd where that is possible: heads and pairs must come out even.
@@ -66,6 +76,12 @@ defmodule Sidewinder.CompareTest do
     "O" => 7,
     "F" => 11
   }
+
+  # Packed sequences lie in a batch of 1, and have as many keys as queries.
+  defp packed(op) do
+    keys? = Enum.any?(op.inputs, &("M" in Sidewinder.Shapes.letters(&1.shape)))
+    if keys?, do: ",B=1,M=#{@small["L"]}", else: ",B=1"
+  end
 
   # A cache has room for all tokens, heads as wide as the layers cut them, and nothing in it yet.
   @with_cache Map.merge(@small, %{"C" => 24, "W" => 2, "M" => @small["L"]})

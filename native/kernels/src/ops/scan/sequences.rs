@@ -99,10 +99,14 @@ impl Sequences<'_> {
         }
     }
 
-    /// Uploads the table of packed sequences.
-    pub fn table(&self, each: usize, lane: &Lane) -> Result<Table> {
+    /// Uploads the table of packed sequences, with segments of `each` chunks.
+    ///
+    /// Multiprocessors get blocks in turn. Where they all run at once, `round` is the number of sequences whose blocks fill
+    /// the multiprocessors once: in every second round the shortest comes first, so that each multiprocessor has about as
+    /// much to do. Otherwise it is `usize::MAX`.
+    pub fn table(&self, each: usize, round: usize, lane: &Lane) -> Result<Table> {
         let Sequences::Packed(all) = self else { return Ok(Table::default()) };
-        let words = words(all, each);
+        let words = words(all, each, round);
         let buffer = lane.temporary(Spec::new(DType::I32, &[words.concat().len()])?)?;
         lane.upload(bytemuck::cast_slice(&words.concat()), &buffer)?;
         let sequences = lane.address(&buffer)?;
@@ -121,8 +125,8 @@ fn segments(chunks: usize, each: usize) -> usize {
 /// The table of packed sequences on the device; zeros in a batch.
 #[derive(Default)]
 pub struct Table {
-    /// The address of the sequences, the longest first, so that no long one begins when all others are done: first step,
-    /// steps, first chunk, place among all.
+    /// The address of the sequences, the longest first, so that no long one begins when all others are done, or in rounds:
+    /// first step, steps, first chunk, place among all.
     pub sequences: u64,
     /// For each segment the index of its sequence in that table, and its number there.
     pub of_segments: u64,
@@ -133,9 +137,10 @@ pub struct Table {
 }
 
 /// The table's parts, in the order of their addresses.
-fn words(all: &[Range<usize>], each: usize) -> [Vec<i32>; 3] {
+fn words(all: &[Range<usize>], each: usize, round: usize) -> [Vec<i32>; 3] {
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by_key(|&at| std::cmp::Reverse(all[at].len()));
+    order.chunks_mut(round).skip(1).step_by(2).for_each(<[usize]>::reverse);
     let chunks = |at: usize| all[at].len().div_ceil(CHUNK);
     let before: Vec<usize> =
         (0..all.len()).scan(0, |sum, at| Some(std::mem::replace(sum, *sum + chunks(at)))).collect();

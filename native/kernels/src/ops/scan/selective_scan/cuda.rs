@@ -104,9 +104,9 @@ impl<'a> Scan<'a> {
         matches!(self.sequences, Sequences::Packed(_))
     }
 
-    /// Uploads the table of packed sequences.
-    fn table(&self, lane: &Lane) -> Result<Table> {
-        self.sequences.table(self.problem.length.max(1), lane)
+    /// Uploads the table of packed sequences, in such rounds.
+    fn table(&self, round: usize, lane: &Lane) -> Result<Table> {
+        self.sequences.table(self.problem.length.max(1), round, lane)
     }
 }
 
@@ -164,13 +164,11 @@ struct Call<'a, R> {
     problem: &'a Problem,
     lane: &'a Lane,
     params: Params<R>,
-    /// The memory of `params.sequences`.
-    _table: Table,
 }
 
 impl<'a, R: Copy + Default> Call<'a, R> {
     fn new(scan: &'a Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
-        let (problem, table) = (&scan.problem, scan.table(lane)?);
+        let problem = &scan.problem;
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let wanted = |name, wanted: bool| if wanted { at(outputs, name) } else { Ok(0) };
         let (groups_b, groups_c) = (groups(problem.b), groups(problem.c));
@@ -187,7 +185,6 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             y: at(outputs, "y")?,
             last_state: wanted("last_state", problem.options.return_state)?,
             states: wanted("states", problem.options.return_states)?,
-            sequences: table.sequences,
             batch: problem.batch as i64,
             length: problem.length as i64,
             channels: problem.channels as i64,
@@ -198,7 +195,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             share_c: (problem.channels / groups_c) as i64,
             ..Params::default()
         };
-        Ok(Call { scan, problem, lane, params, _table: table })
+        Ok(Call { scan, problem, lane, params })
     }
 
     /// Launches one slab of states after another: registers do not hold all of them.
@@ -217,6 +214,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let at = self.lane.scratch(Spec::new(dtype.wide(), &[partial + cuts])?.bytes())?;
         let after = |elements: usize| at + (elements * dtype.wide().size()) as u64;
         self.params.partial = at;
+        let table = self.scan.table(ways[0].round(self.problem, processors), self.lane)?;
+        self.params.sequences = table.sequences;
         for (slab, way) in ways.iter().enumerate() {
             let ends = way.cuts() * batch * channels * way.states;
             (self.params.ends, self.params.sums) = (after(partial), after(partial + ends));

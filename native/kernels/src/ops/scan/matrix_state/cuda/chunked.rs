@@ -62,7 +62,7 @@ impl<'a> Chunked<'a> {
     }
 
     fn new(call: Call<'a>, sequences: Sequences<'a>, width: usize) -> Result<Chunked<'a>> {
-        let table = sequences.table(usize::MAX, call.lane)?;
+        let table = sequences.table(usize::MAX, usize::MAX, call.lane)?;
         let mut chunked = Chunked { call, sequences, width, temporary: table.memory.into_iter().collect() };
         chunked.call.params.sequences = table.sequences;
         chunked.call.params.of_chunks = table.of_chunks;

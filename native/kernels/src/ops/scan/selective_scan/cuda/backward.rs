@@ -223,7 +223,7 @@ struct Call<'a, R> {
 
 impl<'a, R: Copy + Default> Call<'a, R> {
     fn new(scan: &'a Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
-        let (problem, table) = (&scan.problem, scan.table(lane)?);
+        let (problem, table) = (&scan.problem, scan.table(usize::MAX, lane)?);
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let (groups_b, groups_c) = (groups(problem.b), groups(problem.c));
         let params = Params {

@@ -153,6 +153,13 @@ impl Way {
         problem.batch * (problem.channels / self.section) * self.section_blocks()
     }
 
+    /// The sequences whose blocks fill the device once, if the blocks of all of them run at once: see
+    /// [`Sequences::table`](crate::ops::scan::sequences::Sequences::table).
+    pub fn round(&self, problem: &Problem, processors: usize) -> usize {
+        let all = self.blocks(problem) * self.chunks;
+        if all > self.resident * processors { usize::MAX } else { (processors * problem.batch / all.max(1)).max(1) }
+    }
+
     /// Chunks whose end states are needed.
     pub fn cuts(&self) -> usize {
         self.chunks - 1

@@ -198,7 +198,7 @@ impl<'a> Call<'a> {
         let Problem { length, heads, width, state, .. } = *self.problem;
         let (chunks, segments) = (self.sequences.chunks(), self.sequences.segments(each));
         let held = if segments > self.sequences.count() { segments * heads } else { 0 };
-        let table = self.sequences.table(each, self.lane)?;
+        let table = self.sequences.table(each, usize::MAX, self.lane)?;
         self.params = Params {
             delta: self.numbers(&[chunks * heads, CHUNK])?,
             decay: self.numbers(&[chunks * heads, CHUNK])?,
