@@ -55,8 +55,7 @@ defmodule Sidewinder.Op.Packed do
   end
 
   defp repeated(table, name) do
-    Error.new(:argument, name,
-      op: Atom.to_string(table.name),
+    error(table, :argument, name,
       expected: "none beside cu_seqlens",
       got: "one",
       hint: "Packed sequences do not see each other without it; causal masks are allowed"
@@ -64,8 +63,7 @@ defmodule Sidewinder.Op.Packed do
   end
 
   defp vectorized(table, name) do
-    Error.new(:shape, name,
-      op: Atom.to_string(table.name),
+    error(table, :shape, name,
       expected: "no vectorized axes beside cu_seqlens",
       got: "some",
       hint: "Call the op for each entry"
@@ -221,11 +219,13 @@ defmodule Sidewinder.Op.Packed do
   end
 
   defp wrong(table, expected, got) do
-    Error.new(:argument, @ends,
-      op: Atom.to_string(table.name),
+    error(table, :argument, @ends,
       expected: expected,
       got: Integer.to_string(got),
       hint: "It has the ends of all sequences after a 0, as in [0, 5, 12] for lengths of 5 and 7"
     )
   end
+
+  defp error(table, kind, name, about),
+    do: Error.new(kind, name, [op: Atom.to_string(table.name)] ++ about)
 end
