@@ -202,6 +202,9 @@ pub trait AnyOp: Send + Sync {
     /// Its options.
     fn options(&self) -> Vec<OptionInfo>;
 
+    /// Its options' defaults by name; none for those that may be absent.
+    fn defaults(&self) -> Box<dyn erased_serde::Serialize>;
+
     /// A call with options of the op's own type; panics if they are of another.
     fn call(&self, inputs: Named<Spec>, options: &dyn std::any::Any) -> Result<Call>;
 
@@ -227,6 +230,10 @@ impl<O: Op> AnyOp for Any<O> {
 
     fn options(&self) -> Vec<OptionInfo> {
         describe::<O::Options>()
+    }
+
+    fn defaults(&self) -> Box<dyn erased_serde::Serialize> {
+        Box::new(O::Options::default())
     }
 
     fn call(&self, inputs: Named<Spec>, options: &dyn std::any::Any) -> Result<Call> {

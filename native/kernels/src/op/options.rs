@@ -244,23 +244,18 @@ impl Takes {
     }
 }
 
-/// One option of an op, with its type and its default.
+/// One option of an op, with its type.
 #[derive(Clone, Debug)]
 pub struct OptionInfo {
     /// Its name, range and documentation.
     pub doc: OptionDoc,
     /// The values that it takes.
     pub takes: Takes,
-    /// Its default; null if there is none.
-    pub default: serde_json::Value,
 }
 
 /// The options of an op.
 pub(super) fn describe<O: Options>() -> Vec<OptionInfo> {
-    let defaults = serde_json::to_value(O::default()).expect("options that JSON has");
-    let info =
-        |doc: &OptionDoc| OptionInfo { doc: *doc, takes: takes::<O>(doc.name), default: defaults[doc.name].clone() };
-    O::DOCS.iter().map(info).collect()
+    O::DOCS.iter().map(|doc| OptionInfo { doc: *doc, takes: takes::<O>(doc.name) }).collect()
 }
 
 /// The kind of the field of that name: the kind that its type requests from a deserializer.

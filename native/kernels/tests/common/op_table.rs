@@ -21,6 +21,8 @@ pub fn text() -> String {
 
 fn of_op(op: &dyn AnyOp) -> String {
     let about = op.about();
+    let defaults = serde_json::to_value(&*op.defaults()).expect("defaults that JSON has");
+    let option = |one: &OptionInfo| option(one, &defaults[one.doc.name]);
     let fields = [
         format!("name: {}", quoted(about.name)),
         format!("about: {}", quoted(about.about)),
@@ -52,9 +54,9 @@ fn output(output: &Output) -> String {
     format!("%{{name: {name}, shape: {shape}, precision: {precision}, when: {when}}}")
 }
 
-fn option(option: &OptionInfo) -> String {
+fn option(option: &OptionInfo, by_default: &Value) -> String {
     let [name, takes, help] = [option.doc.name, option.takes.name(), option.doc.help].map(quoted);
-    let default = default(&option.default);
+    let default = default(by_default);
     let choices = words(option.takes.choices().iter().copied());
     let range = match (option.doc.range, option.takes) {
         (Range::any, Takes::Count) => Range::not_negative,

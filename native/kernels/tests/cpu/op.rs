@@ -2,21 +2,26 @@
 
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::pattern::{Axis, ONE, Term};
-use sidewinder_kernels::op::{About, Pattern, Range, Sizes, Slot, Takes, about};
+use sidewinder_kernels::op::{About, AnyOp, Pattern, Range, Sizes, Slot, Takes, about};
 use sidewinder_kernels::ops::products::matmul::Matmul;
 use sidewinder_kernels::ops::{OPS, find};
 use sidewinder_kernels::tensor::{DType, Spec};
 
+fn defaults(op: &dyn AnyOp) -> serde_json::Value {
+    serde_json::to_value(&*op.defaults()).unwrap()
+}
+
 #[test]
 fn every_option_is_described() {
-    for op in OPS {
+    for &op in OPS {
+        let defaults = defaults(op);
         for option in op.options() {
             let name = format!("{} of {}", option.doc.name, op.about().name);
             assert!(!option.doc.help.is_empty(), "{name}");
             assert_eq!(option.doc.help.trim(), option.doc.help, "{name}");
             assert!(
                 op.with(&mut <dyn erased_serde::Deserializer>::erase(serde_json::json!({
-                    option.doc.name: option.default
+                    option.doc.name: defaults[option.doc.name]
                 })))
                 .is_ok(),
                 "{name}"
@@ -27,10 +32,11 @@ fn every_option_is_described() {
 
 #[test]
 fn types_and_defaults_are_told() {
-    let scan = find("selective_scan").unwrap().options();
+    let scan = find("selective_scan").unwrap();
+    let (options, defaults) = (scan.options(), defaults(scan));
     let told = |name| {
-        let option = scan.iter().find(|option| option.doc.name == name).unwrap();
-        (option.takes, option.default.to_string())
+        let option = options.iter().find(|option| option.doc.name == name).unwrap();
+        (option.takes, defaults[name].to_string())
     };
     assert_eq!(told("dt_softplus"), (Takes::Flag, "false".to_string()));
     assert_eq!(told("dt_clamp"), (Takes::Pair, "null".to_string()));
