@@ -177,7 +177,7 @@ class Kernels:
 
 
 class Plain:
-    """The same as XLA's own operations."""
+    """The work as XLA's own operations."""
 
     plain_scan = staticmethod(loop_scan)
 

@@ -2,8 +2,8 @@
 
 A layer with the paper's initial values (Gu and Dao, 2023), run by PyTorch over the
 bytes of a sentence. The inputs carry the contract's names; `out.y` and `out.last_state`
-are what PyTorch's own float32 loop made of them. The same PyTorch on the same kind of
-CPU writes the same bytes.
+are what PyTorch's own float32 loop made of them. This PyTorch on an equal CPU
+writes equal bytes.
 """
 
 import json

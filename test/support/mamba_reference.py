@@ -140,7 +140,7 @@ def mamba(x, w, m):
 
 
 def mamba2(x, w, m):
-    """The same of a layer of Mamba-2, whose heads are spread to channels."""
+    """A layer of Mamba-2 as `mamba` computes one of Mamba, whose heads are spread to channels."""
     states, head = m.groups * m.state, m.inner // m.heads
     projected = x @ w["mixer.in_proj.weight"].T + w.get("mixer.in_proj.bias", 0.0)
     z, xbc, dt = np.split(projected, [m.inner, 2 * m.inner + 2 * states], axis=-1)

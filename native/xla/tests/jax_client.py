@@ -117,7 +117,7 @@ class Case:
         self.gradients = sorted(o for o in compared if o[0] == "d" and o[1:] in self.inputs)
 
     def rounded(self, dtype):
-        """The same with inputs in f64 that the type holds."""
+        """The case with inputs in f64 that the type holds."""
         dtype = jnp.dtype(dtype)
         narrow = lambda t: t.astype(dtype).astype(np.float64) if t.dtype.kind == "f" else t
         other = copy.copy(self)
