@@ -34,9 +34,10 @@ defmodule Sidewinder do
 
   `selective_scan/6`, `ssd/6`, `gated_delta_rule/5`, `linear_attention/4`, `linear_scan/3`, `causal_conv1d/3` and
   `attention/4` take sequences of different lengths, one after the other in a batch of 1, with their ends as the option
-  `:cu_seqlens`: integers `{S + 1}` from 0 to the length L that do not decrease. No state and no window crosses an end, and initial and
-  last states have S in place of the batch. Results, and gradients, are those of one call for each sequence; gradients of
-  weights are summed over the sequences, each in the type of the weight. An empty sequence passes its state on.
+  `:cu_seqlens`: integers `{S + 1}` from 0 to the length L that do not decrease. No state and no window crosses an end,
+  and initial and last states have S in place of the batch. Results, and gradients, are those of one call for each
+  sequence; gradients of weights are summed over the sequences, each in the type of the weight. An empty sequence passes
+  its state on.
 
       iex> x = Nx.tensor([[[1.0], [2.0], [3.0]]])
       iex> a = Nx.broadcast(1.0, {1, 3, 1})
@@ -47,8 +48,8 @@ defmodule Sidewinder do
   As `:cu_seqlens` is a tensor, a compiled program serves all lengths. Its values are checked when the program runs:
   wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them. There `attention/4` and
   `selective_scan/6` take all sequences at once, as do `ssd/6` and `gated_delta_rule/5` where they run on tensor cores,
-  and a gradient shared by all is rounded once only. Other calls queue the kernels of each sequence in turn, so a few long sequences suit them better than many
-  short ones. Vectorized tensors cannot be packed.
+  and a gradient shared by all is rounded once only. Other calls queue the kernels of each sequence in turn, so a few
+  long sequences suit them better than many short ones. Vectorized tensors cannot be packed.
 
   ## Gradients
 

@@ -3,10 +3,9 @@
 //! `cu_seqlens = [0, l1, l1 + l2, ..., L]` has the ends of `S` sequences, as in FlashAttention's calls of variable
 //! length. No state and no window crosses an end: each sequence is like a call of its own on a range of the axis `L`.
 //! Tensors `(B, L, ...)`, or `(B, H, L, ...)`, have a batch of 1, and states `(B, ...)` are `(S, ...)`, one for each
-//! sequence. Gradients of shared
-//! inputs are summed over the sequences in order: each in the type of the gradient, their sum in the type of the
-//! arithmetic or wider, rounded once. On CUDA an op may have kernels that take all sequences at once
-//! ([`Op::cuda_packed`]): their sums are rounded once only.
+//! sequence. Gradients of shared inputs are summed over the sequences in order: each in the type of the gradient, their
+//! sum in the type of the arithmetic or wider, rounded once. On CUDA an op may have kernels that take all sequences at
+//! once ([`Op::cuda_packed`]): their sums are rounded once only.
 
 mod role;
 
