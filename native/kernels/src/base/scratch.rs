@@ -76,10 +76,28 @@ fn allocated(count: usize) -> Allocated<Vec<u64>> {
         None => {
             let mut words = Vec::new();
             words.try_reserve_exact(count)?;
+            in_huge_pages(&words);
             Ok(words)
         }
     }
 }
+
+/// Asks the system for huge pages in a new block. To read a large matrix in pages of 4 KiB takes up to 1.5 times as long:
+/// the CPU waits for translations of addresses.
+#[cfg(target_os = "linux")]
+fn in_huge_pages(words: &Vec<u64>) {
+    const HUGE: usize = 2 << 20;
+    let (start, bytes) = (words.as_ptr().addr(), words.capacity() * size_of::<u64>());
+    let inside = start.next_multiple_of(HUGE)..(start + bytes) / HUGE * HUGE;
+    if !inside.is_empty() {
+        // SAFETY: the advice changes no memory, and all of the range is in the block. Without huge pages it fails, which
+        // changes nothing either.
+        unsafe { libc::madvise(inside.start as *mut _, inside.len(), libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages(_: &Vec<u64>) {}
 
 impl Drop for Words {
     fn drop(&mut self) {

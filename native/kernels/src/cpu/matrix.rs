@@ -11,7 +11,7 @@ mod bf16;
 
 use super::convert::{rounded, widened};
 use super::pool::Shared;
-use super::{Epilogue, Exec, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch_near, unrolled};
+use super::{Epilogue, Exec, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch, unrolled};
 use crate::base::scratch::Scratch;
 use crate::error::Result;
 use gemm_common::Parallelism;
@@ -49,7 +49,7 @@ const FEW: usize = 4;
 const SOME: usize = FEW + 1;
 
 /// Approximate upper limit for the elements of the second matrix in a piece of a product of few rows.
-const PIECE: usize = 1 << 14;
+const PIECE: usize = 1 << 17;
 
 /// Least number of pieces per thread.
 const PIECES_PER_THREAD: usize = 4;
@@ -291,15 +291,13 @@ fn by_gemm<E: Real>(
     })
 }
 
-/// Columns, or rows, of the second matrix that are summed together. Reading several at a time makes better use of the
-/// memory channels.
+/// Columns, or rows, of the second matrix that are summed together: elements of the first are loaded once for them.
 const TOGETHER: usize = 4;
 
-/// Prefetch distance for columns of the second matrix, in elements.
-const AHEAD: usize = 512;
-
-/// Columns of the result that stay in the first-level cache while rows of the second matrix are read.
-const WIDE: usize = 1024;
+/// The most columns of the result that stay in the first-level cache while rows of the second matrix are read, and the
+/// fewest that are worth reading of a row.
+const WIDE: usize = 2048;
+const NARROW: usize = 128;
 
 /// A product whose first matrix has few rows.
 struct FewRows<'a, S: Storage> {
@@ -313,8 +311,13 @@ impl<S: Storage> FewRows<'_, S> {
     /// Distributes the columns of the result over threads.
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
         let columns = self.b.columns;
-        let narrow = (PIECE / self.b.rows).min(columns / (threads * PIECES_PER_THREAD));
-        let each = if self.b.strides[0] == 1 { narrow.next_multiple_of(TOGETHER).max(TOGETHER) } else { WIDE };
+        let each = match self.b.strides[0] {
+            1 => (PIECE / self.b.rows)
+                .min(columns / (threads * PIECES_PER_THREAD))
+                .next_multiple_of(TOGETHER)
+                .max(TOGETHER),
+            _ => columns.div_ceil(threads).next_multiple_of(NARROW).clamp(NARROW, WIDE),
+        };
         pool::for_each(threads, columns.div_ceil(each), |piece| {
             let columns = piece * each..columns.min((piece + 1) * each);
             for first in (0..self.a.rows).step_by(FEW) {
@@ -389,16 +392,16 @@ impl<S: Storage, const M: usize> Dots<'_, S, M> {
             *b = &of.b.values[(column + k.min(count - 1)) * of.b.strides[1]..][..inner];
         }
         let a: [&[S::Wide]; M] = std::array::from_fn(|row| &self.0.row_of_a(row)[..inner]);
-        // The memory after a long column is another column of this group, so the prefetch skips to after the group.
-        let skip = if inner > AHEAD { TOGETHER * of.b.strides[1] - inner } else { 0 };
+        // Memory is prefetched in its order, a group ahead; past the last group, that group again.
+        let after = if column + count < self.0.columns.end { TOGETHER * of.b.strides[1] } else { 0 };
+        let ahead = b[0].as_ptr().wrapping_add(after);
         each_vector!(inner, |at, end| {
-            let ahead = at + AHEAD + if at + AHEAD < inner { 0 } else { skip };
             let mut factors = [V::zero(); M];
             unrolled!(row < M, {
                 factors[row] = V::load_partial(&a[row][at..end]);
             });
             unrolled!(k < TOGETHER, {
-                prefetch_near(b[k].as_ptr(), ahead);
+                prefetch(ahead, TOGETHER * at + k * V::LANES);
                 let values = S::load::<V>(&b[k][at..end]);
                 unrolled!(row < M, {
                     sums[row][k] = values.mul_add(factors[row], sums[row][k]);
@@ -451,6 +454,7 @@ impl<S: Storage, const M: usize> Rows<'_, S, M> {
             let mut sum = if fresh { V::zero() } else { V::load_partial(&to[at..end]) };
             let mut k = 0;
             while k < count {
+                prefetch(b[k].as_ptr(), at + TOGETHER * of.b.strides[0]);
                 sum = S::load::<V>(&b[k][at..end]).mul_add(factors[k], sum);
                 k += 1;
             }
