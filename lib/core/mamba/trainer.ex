@@ -34,7 +34,7 @@ defmodule Sidewinder.Mamba.Trainer do
   @doc """
   Starts from the weights of a language model, which it copies.
 
-  Raises `Sidewinder.Error` of kind `:argument` for a backbone, and for a FalconMamba.
+  Raises `Sidewinder.Error` of kind `:argument` for a backbone.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> trainer = Sidewinder.Mamba.Trainer.new(model)

@@ -1,11 +1,12 @@
 //! The weights of a layer's mixer, for each kind of layer.
 
-use super::Mixer;
 use super::mamba2;
+use super::{Config, Mixer};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Op, Slot};
-use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock};
+use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, Norms};
 use sidewinder_kernels::ops::products::matrices::{Dense, Matrix};
+use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
 /// The weights of a mixer: everything between a layer's norm and its residual connection.
 #[derive(Clone)]
@@ -24,6 +25,15 @@ impl Mixer {
             Mixer::Mamba2(_) => &mamba2::SLOTS,
         }
     }
+}
+
+/// The norms of a FalconMamba's `dt`, `B` and `C`, whose weights are ones; `None` for other models.
+pub(super) fn norms<T: From<Owned>>(config: &Config, dtype: DType) -> Option<Norms<T>> {
+    let Mixer::FalconMamba(eps) = config.mixer else {
+        return None;
+    };
+    let ones = |size| Owned::from_fn(Spec::new(dtype, &[size]).expect("one axis"), |_| 1.0).into();
+    Some(Norms { eps, w: [config.rank, config.state, config.state].map(ones) })
 }
 
 impl<T> Block<T> {

@@ -17,7 +17,7 @@ mod learn;
 mod walk;
 
 use super::model::Home;
-use super::{Checkpoint, Config, Mixer, Model, Weight, Where};
+use super::{Checkpoint, Config, Model, Weight, Where};
 use crate::watch::{Stage, Tally, Unwatched, Watch};
 pub(super) use learn::Learn;
 use serde::Deserialize;
@@ -124,12 +124,6 @@ impl Trainer {
                 .expected("a language model")
                 .got("a backbone")
                 .hint("A backbone is trained with what is around it: see Sidewinder.Axon"));
-        }
-        if let Mixer::FalconMamba(_) = model.config().mixer {
-            return Err(Error::new(Kind::Argument, "model")
-                .expected("a model of Mamba or Mamba-2")
-                .got(model.config().mixer.name())
-                .hint("The norms of dt, B and C have no gradient here"));
         }
         let dtype = model.dtype().wide();
         let mut weights = model.tensors()?;

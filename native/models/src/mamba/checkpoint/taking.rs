@@ -1,7 +1,7 @@
 //! Takes the weights of a model out of the tensors of a checkpoint.
 
 use super::{EMBEDDINGS, Found, HEAD, Matrices, NORM, Part, failure, parts, squeezed};
-use crate::mamba::block::Block;
+use crate::mamba::block::{self, Block};
 use crate::mamba::quantize::{self, OF_LAYER};
 use crate::mamba::weights::Weight;
 use crate::mamba::{Config, Layer, Mixer};
@@ -10,10 +10,9 @@ use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::Named;
-use sidewinder_kernels::ops::layers::mamba_block::Norms;
 use sidewinder_kernels::ops::products::matrices::{Dense, Matrix};
 use sidewinder_kernels::place::{Cpu, Place};
-use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use sidewinder_kernels::tensor::{DType, Described, Owned};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -73,9 +72,8 @@ impl Taker<'_> {
         for (_, dense) in block.matrices_mut() {
             *dense = quantize::with_bias(dense.w.clone(), dense.b.take());
         }
-        if let (Block::Mamba(weights), Mixer::FalconMamba(eps)) = (&mut block, config.mixer) {
-            let ones = |size| Owned::from_fn(Spec::new(self.dtype.wide(), &[size]).expect("one axis"), |_| 1.0).into();
-            weights.norms = Some(Norms { eps, w: [config.rank, config.state, config.state].map(ones) });
+        if let Block::Mamba(weights) = &mut block {
+            weights.norms = block::norms(config, self.dtype.wide());
         }
         let a = negative_exp(block.a_log());
         Some(Layer { norm: norm?, block, a })

@@ -2,7 +2,7 @@
 
 use super::learn::Learn;
 use super::{Part, Sequences};
-use crate::mamba::block::Block;
+use crate::mamba::block::{Block, norms};
 use crate::mamba::checkpoint::{EMBEDDING, HEAD, LAST_NORM, NORM, in_backbone, in_layer, of_block, squeezed};
 use crate::mamba::mamba2::{self, Mamba2};
 use crate::mamba::{Config, Mixer};
@@ -10,11 +10,12 @@ use crate::watch::Tally;
 use sidewinder_kernels::base::elementwise::Map;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::{Named, gradient_of, named};
-use sidewinder_kernels::ops::layers::mamba_block::{self, MambaBlock, MambaBlockBackward};
+use sidewinder_kernels::ops::layers::mamba_block::steps::{self, Sequences as Whole};
+use sidewinder_kernels::ops::layers::mamba_block::{MambaBlock, Norms, Problem, Weights};
 use sidewinder_kernels::ops::norm::{RmsNorm, RmsNormBackward, RmsOptions};
 use sidewinder_kernels::ops::products::linear;
 use sidewinder_kernels::ops::products::matrices::Matrix;
-use sidewinder_kernels::tensor::{DType, Described, Spec};
+use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 use std::collections::HashMap;
 
 /// A model during a gradient computation.
@@ -25,6 +26,8 @@ pub struct Walk<'p, P: Learn> {
     dtype: DType,
     parts: &'p [Part],
     weights: Vec<P::View<'p>>,
+    /// FalconMamba's norms.
+    norms: Option<Norms<P::Owned>>,
 }
 
 /// The indices of a model's weights in `parts`.
@@ -80,7 +83,8 @@ impl<'p, P: Learn> Walk<'p, P> {
     ) -> Result<Walk<'p, P>> {
         let view = |part: &Part| P::reshape(&P::rows(&P::view(weights), part.range.clone())?, &squeezed(&part.dims));
         let weights = parts.iter().map(view).collect::<Result<_>>()?;
-        Ok(Walk { place, config, numbers, dtype, parts, weights })
+        let norms = norms(config, dtype).map(|norms: Norms<Owned>| norms.try_map(|w| place.bring(w.view())));
+        Ok(Walk { place, config, numbers, dtype, parts, weights, norms: norms.transpose()? })
     }
 
     /// Writes the gradient of the mean loss, and returns the loss. The layers of each pass and the head are the parts of
@@ -161,13 +165,23 @@ impl<'p, P: Learn> Walk<'p, P> {
 
     fn block_forward(&self, layer: usize, batch: usize, h: &P::Owned, y: P::ViewMut<'_>) -> Result<()> {
         let (h, dims) = (P::view(h), self.dims(batch, P::view(h).spec().shape[0]));
-        if let Block::Mamba2(parts) = &self.numbers.blocks[layer] {
-            let states = [vec![Default::default()], vec![Default::default()]];
-            return self.mamba2(parts, |block| block.run(&h, [dims[0], dims[1]], states, y));
+        match &self.numbers.blocks[layer] {
+            Block::Mamba2(parts) => {
+                let states = [vec![Default::default()], vec![Default::default()]];
+                self.mamba2(parts, |block| block.run(&h, [dims[0], dims[1]], states, y))
+            }
+            Block::Mamba(parts) => {
+                let weights = parts.try_map(|&part| Ok(P::briefly(&self.weights[part])))?;
+                let block = steps::Block { place: self.place, weights: &Weights { norms: self.norms()?, ..weights } };
+                let mut sequences = Whole::new(&block, Default::default())?;
+                block.run(&P::reshape(&h, &dims)?, &mut sequences, P::reshape_mut(y, &dims)?)
+            }
         }
-        let outputs = named([("y", Some(P::reshape_mut(y, &dims)?))]);
-        let inputs = self.block(layer, P::reshape(&h, &dims)?);
-        self.place.call::<MambaBlock>(&mamba_block::Options::default(), inputs, outputs)
+    }
+
+    /// FalconMamba's norms, to read.
+    fn norms(&self) -> Result<Option<Norms<P::View<'_>>>> {
+        self.norms.as_ref().map(|norms| norms.try_map(|w| Ok(P::view(w)))).transpose()
     }
 
     /// Calls `f` with the Mamba-2 layer whose weights have these part indices.
@@ -198,20 +212,33 @@ impl<'p, P: Learn> Walk<'p, P> {
             self.mamba2(parts, |block| block.backward(of, [dims[0], dims[1]], to, P::view_mut(&mut dh)))?;
             return Ok(dh);
         }
+        self.mamba_backward(layer, [h, dy], dims, gradients, P::view_mut(&mut dh))?;
+        Ok(dh)
+    }
+
+    /// The gradient of a layer of the first Mamba, with rows of these sizes.
+    fn mamba_backward(
+        &self,
+        layer: usize,
+        [h, dy]: [&P::Owned; 2],
+        dims: [usize; 3],
+        gradients: &mut Gradients<P::ViewMut<'_>>,
+        dh: P::ViewMut<'_>,
+    ) -> Result<()> {
         let mut inputs = self.block(layer, P::reshape(&P::view(h), &dims)?);
         inputs.push("dy", P::reshape(&P::view(dy), &dims)?);
-        let mut outputs = named([("dx", Some(P::reshape_mut(P::view_mut(&mut dh), &dims)?))]);
+        let mut outputs = named([("dx", Some(P::reshape_mut(dh, &dims)?))]);
         for (name, part) in self.parts_of(layer) {
             outputs.push(gradient_of::<MambaBlock>(name), P::briefly_mut(gradients.take(part)));
         }
-        self.place.call::<MambaBlockBackward>(&mamba_block::Options::default(), inputs, outputs)?;
-        Ok(dh)
+        let problem = Problem { batch: dims[0], length: dims[1] };
+        steps::backward_with(self.place, &problem, &inputs, outputs, self.norms()?)
     }
 
     fn norm(&self, x: &P::Owned, part: usize) -> Result<P::Owned> {
         let mut h = self.like(x)?;
         let inputs = named([("x", Some(P::view(x))), ("w", Some(P::briefly(&self.weights[part])))]);
-        self.place.call::<RmsNorm>(&self.norms(), inputs, named([("y", Some(P::view_mut(&mut h)))]))?;
+        self.place.call::<RmsNorm>(&self.norm_options(), inputs, named([("y", Some(P::view_mut(&mut h)))]))?;
         Ok(h)
     }
 
@@ -226,11 +253,11 @@ impl<'p, P: Learn> Walk<'p, P> {
         let inputs =
             named([("x", Some(P::view(x))), ("w", Some(P::briefly(&self.weights[part]))), ("dy", Some(P::view(dh)))]);
         let outputs = named([("dx", Some(P::view_mut(&mut dx))), ("dw", Some(P::briefly_mut(gradients.take(part))))]);
-        self.place.call::<RmsNormBackward>(&self.norms(), inputs, outputs)?;
+        self.place.call::<RmsNormBackward>(&self.norm_options(), inputs, outputs)?;
         Ok(dx)
     }
 
-    fn norms(&self) -> RmsOptions {
+    fn norm_options(&self) -> RmsOptions {
         RmsOptions { eps: self.config.eps, ..Default::default() }
     }
 

@@ -11,7 +11,7 @@ use crate::ops::products::linear;
 use crate::ops::products::matrices::{self, Dense, Matrix};
 use crate::place::Place;
 use crate::tensor::{Described, Spec};
-pub use backward::backward;
+pub use backward::{backward, backward_with};
 pub use sequences::{Sequences, State};
 use std::ops::Range;
 
@@ -66,6 +66,8 @@ pub struct Between<T> {
     pub c_t: T,
     /// The step sizes, before bias and softplus.
     pub dt: T,
+    /// `delta`, `B` and `C` before their norms, if the block has any.
+    projected: Option<[T; 3]>,
 }
 
 impl<'w, P: Place> Block<'_, 'w, P> {
@@ -83,16 +85,20 @@ impl<'w, P: Place> Block<'_, 'w, P> {
         let z = self.rows(x, &self.weights.in_proj, inner..2 * inner)?;
         let mut c = self.like(x, inner)?;
         recurrence.conv(self, &u, &mut c)?;
-        let [delta, b_t, c_t] = self.normed(recurrence.x_proj(self, &c)?)?;
+        let parts = recurrence.x_proj(self, &c)?;
+        let ([delta, b_t, c_t], projected) = match self.normed(&parts)? {
+            Some(normed) => (normed, Some(parts)),
+            None => (parts, None),
+        };
         let mut dt = self.like(x, inner)?;
         linear::at(self.place, [P::view(&delta), P::briefly(&self.weights.dt_w)], None, P::view_mut(&mut dt))?;
-        Ok(Between { u, z, c, delta, b_t, c_t, dt })
+        Ok(Between { u, z, c, delta, b_t, c_t, dt, projected })
     }
 
-    /// `delta`, `B` and `C`, normed where the block has norms.
-    fn normed(&self, parts: [P::Owned; 3]) -> Result<[P::Owned; 3]> {
-        let Some(Norms { eps, w }) = &self.weights.norms else {
-            return Ok(parts);
+    /// `delta`, `B` and `C`, normed; `None` for a block without norms.
+    fn normed(&self, [delta, b_t, c_t]: &[P::Owned; 3]) -> Result<Option<[P::Owned; 3]>> {
+        let Some(Norms { eps, w: [of_delta, of_b, of_c] }) = &self.weights.norms else {
+            return Ok(None);
         };
         let norm = |part: &P::Owned, w: &P::View<'w>| {
             let mut y = self.place.empty(P::view(part).spec())?;
@@ -101,8 +107,7 @@ impl<'w, P: Place> Block<'_, 'w, P> {
             self.place.call::<RmsNorm>(&options, inputs, named([("y", Some(P::view_mut(&mut y)))]))?;
             Ok(y)
         };
-        let ([delta, b_t, c_t], [of_delta, of_b, of_c]) = (&parts, w);
-        Ok([norm(delta, of_delta)?, norm(b_t, of_b)?, norm(c_t, of_c)?])
+        Ok(Some([norm(delta, of_delta)?, norm(b_t, of_b)?, norm(c_t, of_c)?]))
     }
 
     fn scan(&self, between: &Between<P::Owned>, recurrence: &mut impl Recurrence<P>) -> Result<P::Owned> {

@@ -95,7 +95,8 @@ impl<T> Weights<T> {
 }
 
 impl<T> Norms<T> {
-    fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Norms<U>> {
+    /// Applies `f` to each tensor; stops at the first error.
+    pub fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Norms<U>> {
         let [dt, b, c] = &self.w;
         Ok(Norms { eps: self.eps, w: [f(dt)?, f(b)?, f(c)?] })
     }

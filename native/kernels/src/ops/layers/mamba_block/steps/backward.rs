@@ -1,10 +1,11 @@
 //! The gradient of the block.
 
-use super::{Between, Block, Problem, Sequences, State, among};
+use super::{Between, Block, Norms, Problem, Sequences, State, Weights, among};
 use crate::base::elementwise::Map;
 use crate::error::Result;
 use crate::op::{Named, named};
 use crate::ops::causal_conv1d::{self, Activation, CausalConv1dBackward};
+use crate::ops::norm::{RmsNormBackward, RmsOptions};
 use crate::ops::products::linear;
 use crate::ops::scan::selective_scan;
 use crate::ops::scan::selective_scan::backward::SelectiveScanBackward;
@@ -17,10 +18,21 @@ pub fn backward<'a, P: Place>(
     place: &P,
     problem: &Problem,
     inputs: &Named<P::View<'a>>,
+    outputs: Named<P::ViewMut<'a>>,
+) -> Result<()> {
+    backward_with(place, problem, inputs, outputs, None)
+}
+
+/// Like [`backward`], of a block with these norms, whose weights get no gradients.
+pub fn backward_with<'a, P: Place>(
+    place: &P,
+    problem: &Problem,
+    inputs: &Named<P::View<'a>>,
     mut outputs: Named<P::ViewMut<'a>>,
+    norms: Option<Norms<P::View<'a>>>,
 ) -> Result<()> {
     let call = Steps { place, problem, inputs };
-    let weights = among::<P>(inputs)?;
+    let weights = Weights { norms, ..among::<P>(inputs)? };
     let block = Block { place, weights: &weights };
     let states = ["conv_state", "ssm_state"].map(|name| State { before: call.optional(name), after: None });
     let mut sequences = Sequences::new(&block, states)?;
@@ -119,14 +131,17 @@ impl<'a, P: Place> Again<'_, '_, 'a, P> {
         Ok(of_scan)
     }
 
-    /// Goes back through dt_w and x_proj; returns the complete gradient of `c`.
+    /// Goes back through dt_w, the norms and x_proj; returns the complete gradient of `c`.
     fn x_proj_backward(&self, scan: &OfScan<P::Owned>, outputs: &mut Named<P::ViewMut<'a>>) -> Result<P::Owned> {
         let (Between { c, delta, .. }, [_, state, rank]) = (&self.between, self.block.sizes());
         let dt_w = [P::view(delta), self.call.input("dt_w")?, P::view(&scan.ddt)];
         let ddelta = self.dense_backward(dt_w, None, (outputs.expect("ddt_w")?, None))?;
         let mut dprojected = self.like_c(rank + 2 * state)?;
+        let normed = [&ddelta, &scan.db_t, &scan.dc_t];
+        let through = self.norms_backward(normed)?;
+        let parts = through.as_ref().map_or(normed, |parts| parts.each_ref());
         let mut start = 0;
-        for (part, width) in [(&ddelta, rank), (&scan.db_t, state), (&scan.dc_t, state)] {
+        for (part, width) in parts.into_iter().zip([rank, state, state]) {
             copy_rows::put_columns(self.block.place, &P::view(part), P::view_mut(&mut dprojected), start)?;
             start += width;
         }
@@ -135,6 +150,24 @@ impl<'a, P: Place> Again<'_, '_, 'a, P> {
         let mut dc = self.like_c(self.block.sizes()[0])?;
         self.block.place.map(Map::Sum, &[P::view(&through), P::view(&scan.dc)], P::view_mut(&mut dc))?;
         Ok(dc)
+    }
+
+    /// Goes back through the norms of `delta`, `B` and `C`; `None` for a block without norms.
+    fn norms_backward(&self, cotangents: [&P::Owned; 3]) -> Result<Option<[P::Owned; 3]>> {
+        let (Some(Norms { eps, w }), Some(projected)) = (&self.block.weights.norms, &self.between.projected) else {
+            return Ok(None);
+        };
+        let options = RmsOptions { eps: *eps, ..Default::default() };
+        let through = |part: usize| {
+            let (x, w) = (&projected[part], &w[part]);
+            let (mut dx, mut dw) = (self.block.place.empty(P::view(x).spec())?, self.block.place.empty(w.spec())?);
+            let inputs =
+                named([("x", Some(P::view(x))), ("w", Some(P::briefly(w))), ("dy", Some(P::view(cotangents[part])))]);
+            let to = named([("dx", Some(P::view_mut(&mut dx))), ("dw", Some(P::view_mut(&mut dw)))]);
+            self.block.place.call::<RmsNormBackward>(&options, inputs, to)?;
+            Ok(dx)
+        };
+        Ok(Some([through(0)?, through(1)?, through(2)?]))
     }
 
     /// Goes back through both halves of in_proj.
