@@ -8,6 +8,7 @@ would hide the Python package `cuda`, which PyTorch imports.)
 from importlib.util import find_spec
 
 import gated_delta_rule
+import linear_attention
 import mm_rec
 import scan
 import ssd
@@ -35,6 +36,7 @@ MM_REC = {
     ),
     "cumprod_scan": ("torch_eager/plain", "torch_compile/plain", "jax/cumprod"),
 }
+FLA = ("fla_triton/chunk64", "fla_graph/chunk64")
 # Without this JAX takes most of the GPU's memory at once.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
@@ -54,9 +56,10 @@ def main():
         "selective_scan": Suite(scan.WORKLOADS, {"selective_scan": names}, ENVIRONMENT),
         "mm_rec": Suite(mm_rec.ON_GPU, MM_REC, ENVIRONMENT),
         "gated_delta_rule": Suite(
-            gated_delta_rule.ON_GPU,
-            {"gated_delta_rule": ("fla_triton/chunk64", "fla_graph/chunk64")},
-            ENVIRONMENT,
+            gated_delta_rule.ON_GPU, {"gated_delta_rule": FLA}, ENVIRONMENT
+        ),
+        "linear_attention": Suite(
+            linear_attention.ON_GPU, {"linear_attention": FLA}, ENVIRONMENT
         ),
         "ssd": Suite(ssd.ON_GPU, {"ssd": SSD}, ENVIRONMENT),
     }

@@ -4,6 +4,7 @@ import torch
 
 import bf16_torch
 import gated_delta_rule_torch
+import linear_attention_torch
 import mm_rec_torch
 import quant_torch
 import scan_torch
@@ -15,6 +16,7 @@ FORMS = {
     "selective_scan": scan_torch.FORMS,
     "ssd": ssd_torch.FORMS,
     "gated_delta_rule": gated_delta_rule_torch.FORMS,
+    "linear_attention": linear_attention_torch.FORMS,
     **transformer_torch.FORMS,
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,

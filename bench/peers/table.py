@@ -53,7 +53,7 @@ SSD = {
     "mamba_ssm_triton": "mamba-ssm, Triton",
     "mamba_ssm_graph": "as one CUDA graph",
 }
-DELTA = {
+FLA = {
     "ours": "Sidewinder",
     "fla_triton": "flash-linear-attention, Triton",
     "fla_graph": "as one CUDA graph",
@@ -69,13 +69,15 @@ ABOUT = {
     "mm_rec": (MM_REC, None),
     "quant": (QUANT, None),
     "ssd": (SSD, None),
-    "gated_delta_rule": (DELTA, None),
+    "gated_delta_rule": (FLA, None),
+    "linear_attention": (FLA, None),
 }
 TOOLS = {
     "bf16": ("torch",),
     "selective_scan": ("torch", "jax"),
     "ssd": ("torch", "mamba_ssm"),
     "gated_delta_rule": ("torch", "triton", "flash-linear-attention"),
+    "linear_attention": ("torch", "triton", "flash-linear-attention"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
     "mamba2": ("transformers", "torch", "jax", "numpy"),
@@ -189,7 +191,8 @@ def footer(result, suite):
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
     tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
     tools += filter(None, [v["rustc"]])  # a machine that a built program was carried to may have no compiler
-    narrow = suite in ("bf16", "gated_delta_rule") or (suite == "ssd" and result["device"] != "cpu")
+    narrow = suite in ("bf16", "gated_delta_rule", "linear_attention")
+    narrow = narrow or (suite == "ssd" and result["device"] != "cpu")
     dtype = "bfloat16" if narrow else "float32"
     return f"{place}; {', '.join(tools)}; {dtype}; {result['date']}."
 

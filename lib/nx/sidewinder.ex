@@ -47,9 +47,9 @@ defmodule Sidewinder do
 
   As `:cu_seqlens` is a tensor, a compiled program serves all lengths. Its values are checked when the program runs:
   wrong ones raise `Sidewinder.Error` of kind `:argument`. On a GPU a call waits for them. There `attention/4` and
-  `selective_scan/6` take all sequences at once, as do `ssd/6` and `gated_delta_rule/5` where they run on tensor cores,
-  and a gradient shared by all is rounded once only. Other calls queue the kernels of each sequence in turn, so a few
-  long sequences suit them better than many short ones. Vectorized tensors cannot be packed.
+  `selective_scan/6` take all sequences at once, as do `ssd/6`, `gated_delta_rule/5` and `linear_attention/4` where they
+  run on tensor cores, and a gradient shared by all is rounded once only. Other calls queue the kernels of each sequence
+  in turn, so a few long sequences suit them better than many short ones. Vectorized tensors cannot be packed.
 
   ## Gradients
 

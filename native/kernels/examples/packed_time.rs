@@ -54,6 +54,17 @@ fn cases() -> Vec<Case> {
             ],
         ),
         (
+            "linear_attention",
+            json!({}),
+            vec![
+                of_steps("q", &[16, 128]),
+                of_steps("k", &[16, 128]),
+                of_steps("v", &[16, 128]),
+                of_steps("g", &[16]),
+                of_steps("dy", &[16, 128]),
+            ],
+        ),
+        (
             "selective_scan",
             json!({"dt_softplus": true}),
             vec![

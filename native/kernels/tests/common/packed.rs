@@ -1,12 +1,12 @@
 //! Packed calls of the ops over sequences, and the calls of each sequence that they stand for.
 
 use super::check::{backward_inputs, inputs, noise};
-use super::{gated_delta_rule, part, ssd, transposed, with, without};
+use super::{gated_delta_rule, linear_attention, part, ssd, transposed, with, without};
 use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
 use sidewinder_kernels::ops::attention;
 use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
 use sidewinder_kernels::ops::scan::gated_delta_rule::GatedDeltaRule;
-use sidewinder_kernels::ops::scan::linear_attention::LinearAttention;
+use sidewinder_kernels::ops::scan::linear_attention::{LinearAttention, Options as LinearOptions};
 use sidewinder_kernels::ops::scan::linear_scan::LinearScan;
 use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
 use sidewinder_kernels::ops::scan::ssd::Ssd;
@@ -148,6 +148,15 @@ pub fn gated_delta_rule_in_chunks(visit: &impl Visit, [groups, heads, keys, valu
     let options = gated_delta_rule::Options { qk_l2norm: true, ..gated_delta_rule::options() };
     visit.visit::<GatedDeltaRule>(&options, &all, &[]);
     visit.visit::<GatedDeltaRule>(&gated_delta_rule::Options::default(), &without(&all, &OPTIONAL), &[]);
+}
+
+/// Visits `linear_attention`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
+pub fn linear_attention_in_chunks(visit: &impl Visit, [groups, heads, keys, values]: [usize; 4]) {
+    let one = linear_attention::inputs([1, OF_CHUNKS.iter().sum(), groups, heads, keys, values]);
+    let all = in_chunks(without(&one, &["initial_z"]), &[heads, keys, values]);
+    let options = LinearOptions { return_state: true, ..Default::default() };
+    visit.visit::<LinearAttention>(&options, &all, &[]);
+    visit.visit::<LinearAttention>(&LinearOptions::default(), &without(&all, &OPTIONAL), &[]);
 }
 
 fn both<O: Differentiable>(

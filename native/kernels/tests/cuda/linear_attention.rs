@@ -1,16 +1,31 @@
 //! Linear attention and its gradient on CUDA: against their f64 references, and the same bits each time.
 
-use crate::common::check::noise;
+use crate::common::check::{backward_inputs, noise};
 use crate::common::linear_attention::{by_key, calls, inputs};
-use crate::common::on_device::{agrees as agrees_alone, both};
+use crate::common::on_device::{agrees as agrees_alone, agrees_by};
 use crate::common::{gpu, with, without};
 use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::op::Named;
 use sidewinder_kernels::ops::scan::linear_attention::{LinearAttention, LinearAttentionBackward, Options};
-use sidewinder_kernels::tensor::Owned;
+use sidewinder_kernels::tensor::{Described, Owned};
 
+/// Results in chunks are sums of products of factors that were sums themselves. There `dg` sums over states, with terms
+/// of both signs that are larger than what remains.
 fn agrees(device: &Device, options: &Options, inputs: &Named<Owned>) {
-    both::<LinearAttention, LinearAttentionBackward>(device, (options, options), inputs, 0.0);
+    let roundings = if in_chunks(options, inputs) { 2.0 } else { 0.0 };
+    agrees_alone::<LinearAttention>(device, options, inputs, roundings);
+    let given = backward_inputs::<LinearAttention, LinearAttentionBackward>(options, inputs);
+    let of = |name: &str| if name == "dg" { 4.0 * roundings } else { roundings };
+    agrees_by::<LinearAttentionBackward>(device, options, &given, of);
+}
+
+/// Whether sequences in 16-bit types run in chunks on tensor cores.
+fn in_chunks(options: &Options, inputs: &Named<Owned>) -> bool {
+    let [q, v] = ["q", "v"].map(|name| inputs.get(name).unwrap().spec().shape);
+    let whole = |size: usize| size > 0 && size.is_multiple_of(8);
+    let of_z = options.normalize || options.return_z || inputs.find("initial_z").is_some();
+    let by_key = inputs.find("g").is_some_and(|g| g.spec().shape.len() == 4);
+    !of_z && !by_key && q[1] >= 16 && whole(q[3]) && q[3] <= 128 && whole(v[3])
 }
 
 /// A test for each of these sizes, since the kernels for all their types and options take time to compile.
@@ -43,6 +58,42 @@ sizes_agree! {
     of_128_keys_in_many_heads: [9, 5, 9, 18, 128, 64];
     of_256_keys: [1, 40, 2, 2, 256, 256];
     of_300_keys: [1, 9, 1, 2, 300, 20];
+}
+
+/// A test for each of these sizes, in chunks.
+macro_rules! chunks_agree {
+    ($($name:ident: $sizes:expr;)*) => {
+        mod chunks_agree {
+            $(#[test]
+            fn $name() {
+                let Some(device) = super::gpu() else { return };
+                super::chunks(&device, $sizes);
+            })*
+        }
+    };
+}
+
+// Whole and broken chunks, padded keys and columns, several blocks of columns; heads with their own q and k, and shared.
+chunks_agree! {
+    of_16_steps: [1, 16, 1, 1, 64, 64];
+    of_63_steps: [2, 63, 2, 4, 128, 128];
+    of_64_steps: [1, 64, 2, 2, 128, 32];
+    of_65_steps: [2, 65, 1, 2, 64, 40];
+    of_129_steps: [1, 129, 3, 3, 24, 200];
+    of_many_sequences: [40, 67, 3, 3, 40, 128];
+    of_1000_steps: [1, 1000, 1, 2, 128, 128];
+}
+
+/// Decays as in other tests, none, and such as end a state at once.
+fn chunks(device: &Device, sizes: [usize; 6]) {
+    let options = Options { return_state: true, ..Default::default() };
+    let all = without(&inputs(sizes), &["initial_z"]);
+    let gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], low, 0.2));
+    for inputs in [&all, &without(&all, &["g", "initial_state"]), &gates(-5.0)] {
+        assert!(in_chunks(&options, inputs));
+        agrees(device, &options, inputs);
+    }
+    agrees_alone::<LinearAttention>(device, &options, &gates(-200.0), 2.0);
 }
 
 #[test]

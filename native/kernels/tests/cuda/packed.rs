@@ -121,6 +121,8 @@ packed_calls_in_chunks_agree! {
     ssd_with_128_states: ssd_in_chunks, [2, 1, 128];
     gated_delta_rule_with_keys_of_64: gated_delta_rule_in_chunks, [2, 2, 64, 64];
     gated_delta_rule_with_keys_of_128: gated_delta_rule_in_chunks, [1, 2, 128, 40];
+    linear_attention_with_keys_of_64: linear_attention_in_chunks, [2, 2, 64, 64];
+    linear_attention_with_keys_of_128: linear_attention_in_chunks, [1, 2, 128, 40];
     selective_scan_with_few_states: selective_scan_at_once, [6, 2, 3];
     selective_scan_of_many_channels: selective_scan_at_once, [264, 1, 16];
     selective_scan_with_states_of_several_launches: selective_scan_at_once, [4, 1, 300];

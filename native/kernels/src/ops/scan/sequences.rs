@@ -15,6 +15,10 @@ pub const MOST_STEPS: usize = 1 << 31;
 /// The text that kernels include.
 pub const TEXT: &str = concat!(include_str!("sequence.cu"), include_str!("sequences.cu"));
 
+/// The text of kernels over segments, after [`TEXT`]; and the kernel `carry_states`, after both.
+pub const PART: &str = include_str!("part.cu");
+pub const CARRY: &str = include_str!("carry.cu");
+
 /// The sequences of a call.
 #[derive(Clone, Copy)]
 pub enum Sequences<'a> {

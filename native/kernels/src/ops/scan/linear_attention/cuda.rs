@@ -7,9 +7,9 @@ use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::scan::matrix_state;
-use crate::ops::scan::matrix_state::cuda::Call;
 use crate::place::Cuda;
 use crate::tensor::{DType, Described};
+use std::ops::Range;
 
 const TEXT: &str = include_str!("z.cu");
 const APPEND: Source<Params> = Source::new("linear_attention_append", TEXT);
@@ -38,7 +38,31 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     if problem.needs_z(inputs, outputs) {
         return z::forward(&Cuda(lane), problem, &owned(inputs), owned(outputs));
     }
-    recurrence(&problem.of_values, inputs, outputs, lane)
+    matrix_state::cuda::forward(&problem.of_values, inputs, outputs, lane)
+}
+
+/// Queues a packed call, if it runs in chunks.
+pub fn forward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    let runs = !problem.needs_z(inputs, outputs);
+    Ok(runs && matrix_state::cuda::forward_packed(&problem.of_values, inputs, outputs, steps, lane)?)
+}
+
+/// Queues the gradient of a packed call, if it runs in chunks.
+pub fn backward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    let runs = !problem.needs_z(inputs, outputs);
+    Ok(runs && matrix_state::cuda::backward_packed(&problem.of_values, inputs, outputs, steps, lane)?)
 }
 
 /// Queues the gradient.
@@ -53,15 +77,6 @@ fn owned(buffers: &Named<&Buffer>) -> Named<Buffer> {
     buffers.map(|buffer| (*buffer).clone())
 }
 
-fn recurrence(
-    problem: &matrix_state::Problem,
-    inputs: &Named<&Buffer>,
-    outputs: &Named<&Buffer>,
-    lane: &Lane,
-) -> Result<()> {
-    Call::new(problem, inputs, outputs, lane)?.forward()
-}
-
 impl Columns for Cuda<'_> {
     fn recurrence(
         &self,
@@ -69,7 +84,7 @@ impl Columns for Cuda<'_> {
         inputs: &Named<Buffer>,
         outputs: Named<Buffer>,
     ) -> Result<()> {
-        recurrence(problem, &inputs.as_ref(), &outputs.as_ref(), self.0)
+        matrix_state::cuda::forward(problem, &inputs.as_ref(), &outputs.as_ref(), self.0)
     }
 
     fn gradient(&self, problem: &matrix_state::Problem, inputs: &Named<Buffer>, outputs: Named<Buffer>) -> Result<()> {

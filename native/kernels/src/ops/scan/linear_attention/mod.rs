@@ -29,7 +29,9 @@
 //! `dn = dy / (d + 1e-10)` and `dd = -(dn . y)`. They are in the type of the arithmetic, so that this is exact.
 //!
 //! Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and outputs are rounded
-//! once. The order of all sums depends on the sizes alone (on a GPU, also on its model).
+//! once. On a GPU, 16-bit sequences with a decay for each head, or none, run in chunks on tensor cores where sizes allow,
+//! which also rounds the factors of products to 16 bits. The order of all sums depends on the sizes alone (on a GPU, also
+//! on its model).
 //!
 //! To decode one token of running sequences, call it with a length of 1 and with the `last_state` of the call before as
 //! `initial_state` (and its `last_z` as `initial_z`).
@@ -128,6 +130,7 @@ impl Op for LinearAttention {
     }
 
     crate::forward_by_kernels!();
+    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
 }
 
 /// The form that the shape of `g` determines.
@@ -151,4 +154,5 @@ impl Differentiable for LinearAttention {
         &op::slots::<9>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state", "dlast_z"]));
 
     crate::backward_by_kernels!();
+    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
 }

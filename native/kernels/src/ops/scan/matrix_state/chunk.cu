@@ -1,11 +1,15 @@
 // The chunks of CHUNK steps of the kernels on tensor cores; the formulas are in cuda/chunked.rs.
 //   KEYS       keys, rounded up to whole tiles
 //   WIDTH    values of a block
+//   DELTA    whether states change by the delta rule; else U is v
 //   GATE, NORM   whether g is given, and whether q and k are divided by their L2 norms
 
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
 constexpr int KEY_APART = KEYS + 8, VALUE_APART = WIDTH + 8, STEP_APART = CHUNK + 8;
 constexpr int SQUARE = CHUNK * CHUNK;
+// Elements of what only the delta rule needs; else one unit.
+template <int COUNT>
+constexpr int OF_DELTA = DELTA ? COUNT : 8;
 
 // A chunk of a head of a sequence.
 struct Chunk {
@@ -23,10 +27,6 @@ struct Chunk {
         : of(of), head(head), index(index), group(head / (p.heads / p.groups)) {}
 
     __device__ __forceinline__ i64 id(const Params& p) const { return (i64)head * p.all_chunks + of.chunk + index; }
-    // The offset of the head's state.
-    __device__ __forceinline__ i64 state(const Params& p) const {
-        return ((i64)of.place * p.heads + head) * p.keys * p.values;
-    }
     // Steps up to the end of the sequence, and its first step among those of all sequences.
     __device__ __forceinline__ int left() const { return of.length - index * CHUNK; }
     __device__ __forceinline__ i64 step() const { return of.first + index * CHUNK; }
@@ -41,6 +41,31 @@ struct Chunk {
 struct Factors {
     float log[CHUNK], q[CHUNK], k[CHUNK], beta[CHUNK];
 };
+
+// The least log2 of a step's decay: past it a state is 0 in f32. Larger magnitudes would cost sums the digits of the
+// steps that follow.
+constexpr float MOST_DECAY = -160.0f;
+
+// A warp's decays from the chunk's start.
+__device__ __forceinline__ void sum_decays(Factors& factors, const Params& p, const Chunk& at) {
+    int lane = threadIdx.x % 32;
+    float before = 0;
+#pragma unroll
+    for (int first = 0; first < CHUNK; first += 32) {
+        int i = first + lane;
+        float log = 0;
+        if (GATE && i < at.left()) log = p.g[at.of_head(p) + (i64)i * p.heads] * (float)LOG2_E;
+        log = log < MOST_DECAY ? MOST_DECAY : log;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            float other = __shfl_up_sync(~0u, log, distance);
+            if (lane >= distance) log += other;
+        }
+        log += before;
+        before = __shfl_sync(~0u, log, 31);
+        factors.log[i] = log;
+    }
+}
 
 // Queues a copy of a chunk's factors.
 __device__ __forceinline__ void copy_factors(Factors& to, const Params& p, const Chunk& at) {

@@ -1,12 +1,19 @@
 // The recurrence over chunks on tensor cores.
-//   SAVE   0: writes y and the last state; 1: writes states before chunks and U
-// Limit: four products of a chunk wait for each other.
+//   SAVE   0: writes y and the last state; 1: writes states before chunks, and U by the delta rule
+// Limit: the products of a chunk wait for each other, by the delta rule four.
 
-// Rows of v are reused for R, then for y.
 struct Shared {
     Stage stages[2];
-    STORAGE state[KEYS * VALUE_APART], u[CHUNK * VALUE_APART];
+    STORAGE state[KEYS * VALUE_APART], u[OF_DELTA<CHUNK * VALUE_APART>];
 };
+
+// The weights of a chunk's steps: of the state in y, and of keys in the state after the chunk.
+__device__ __forceinline__ float weight_of_state(const Factors& factors, int t, float scale) {
+    return scale * factors.q[t] * exp2_fast(factors.log[t]);
+}
+__device__ __forceinline__ float weight_of_key(const Factors& factors, int t) {
+    return factors.k[t] * exp2_fast(factors.log[CHUNK - 1] - factors.log[t]);
+}
 
 // Replaces v by R = beta (v - exp(G) K S).
 __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
@@ -18,43 +25,64 @@ __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
     });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_chunked(Params p) {
+// Takes the state through a chunk by the delta rule. Rows of v are reused for R, then for y.
+__device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+    const Factors& factors = stage.factors;
+    Rows y, rows;
+    read_out<true, !SAVE>(rows, y, stage, shared.state);
+    write_rests(stage, rows);
+    __syncthreads();
+    clear(rows);
+    add_lower(rows, stage.inverse, stage.values);
+    if (SAVE) write_rows(p.inputs, shared.u, rows, p, at);
+    else share_rows(shared.u, rows);
+    __syncthreads();
+    if (!SAVE) {
+        scale(y, [&](int t) { return weight_of_state(factors, t, p.scale); });
+        add_lower(y, stage.scores, shared.u);
+        write_rows(p.y, stage.values, y, p, at);
+    }
+    decay(state, factors.log[CHUNK - 1]);
+    add_outer(state, stage.k, shared.u, [&](int t) { return weight_of_key(factors, t); });
+}
+
+// Takes the state through a chunk as a sum. Rows of v are reused for y.
+__device__ __forceinline__ void by_sums(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+    const Factors& factors = stage.factors;
+    Rows y;
+    if (!SAVE) {
+        read_out<false, true>(y, y, stage, shared.state);
+        scale(y, [&](int t) { return weight_of_state(factors, t, p.scale); });
+        add_pairs<false>(y, stage.q, stage.k, stage.values, [&](int earlier, int later) {
+            return (float)p.scale * exp2_fast(factors.log[later] - factors.log[earlier]);
+        });
+    }
+    decay(state, factors.log[CHUNK - 1]);
+    add_outer(state, stage.k, stage.values, [&](int t) { return weight_of_key(factors, t); });
+    __syncthreads();
+    if (!SAVE) write_rows(p.y, stage.values, y, p, at);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_chunked(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
-    Chunk at = chunk_of_block(p, false);
-    int chunks = at.of.chunks();
-    i64 of_head = at.state(p);
-    if (chunks > 0) fetch(shared.stages[0], p.v, p, at);
+    Part part = part_of_block(p);
+    Chunk at = first_chunk(p, part, false);
+    if (at.index < part.last) fetch(shared.stages[at.index % 2], p.v, p, at);
     State state;
-    load(state, p.initial ? p.initial + of_head : nullptr, p);
+    begin(state, p.initial, p, part);
 #pragma unroll 1
-    for (; at.index < chunks; at.index++) {
+    for (; at.index < part.last; at.index++) {
         Stage& stage = shared.stages[at.index % 2];
-        const Factors& factors = stage.factors;
         share_state(shared.state, state);
         copied<0>();
         __syncthreads();
         Chunk next = at;
         next.index++;
-        if (next.index < chunks) fetch(shared.stages[next.index % 2], p.v, p, next);
+        if (next.index < part.last) fetch(shared.stages[next.index % 2], p.v, p, next);
         if (SAVE) write_state(p.before, shared.state, p, at);
-        Rows y, rows;
-        read_out<!SAVE>(rows, y, stage, shared.state);
-        write_rests(stage, rows);
-        __syncthreads();
-        clear(rows);
-        add_lower(rows, stage.inverse, stage.values);
-        if (SAVE) write_rows(p.inputs, shared.u, rows, p, at);
-        else share_rows(shared.u, rows);
-        __syncthreads();
-        if (!SAVE) {
-            scale(y, [&](int t) { return (float)p.scale * factors.q[t] * exp2_fast(factors.log[t]); });
-            add_lower(y, stage.scores, shared.u);
-            write_rows(p.y, stage.values, y, p, at);
-        }
-        float total = factors.log[CHUNK - 1];
-        decay(state, total);
-        add_outer(state, stage.k, shared.u, [&](int t) { return factors.k[t] * exp2_fast(total - factors.log[t]); });
+        if (DELTA) by_errors(state, shared, stage, p, at);
+        else by_sums(state, shared, stage, p, at);
     }
-    if (!SAVE && p.last) store(state, p.last + of_head, p);
+    if (!SAVE && p.last && part.segment == part.segments - 1) store(state, p.last + part.state(p), p);
 }

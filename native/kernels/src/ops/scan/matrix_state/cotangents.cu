@@ -1,51 +1,80 @@
 // The cotangents of states and of inputs over chunks on tensor cores, from the last chunk to the first. Writes those of
-// the states after chunks, dZ, dv and dinitial_state.
+// the states after chunks, dv, dinitial_state, and with DELTA dZ.
 // Limit: as in chunked.cu.
 
 struct Shared {
     Stage stages[2];
-    STORAGE state[KEYS * VALUE_APART], du[CHUNK * VALUE_APART], dz[CHUNK * VALUE_APART];
+    STORAGE state[KEYS * VALUE_APART], du[OF_DELTA<CHUNK * VALUE_APART>], dz[OF_DELTA<CHUNK * VALUE_APART>];
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_cotangents(Params p) {
+// The cotangents of a chunk's values from that of the state after it.
+__device__ __forceinline__ void read_back(Rows& rows, const Shared& shared, const Stage& stage) {
+    const Factors& factors = stage.factors;
+    read_out<true, false>(rows, rows, stage, shared.state);
+    scale(rows, [&](int t) { return factors.k[t] * exp2_fast(factors.log[CHUNK - 1] - factors.log[t]); });
+}
+
+// Takes the cotangent of the state back through a chunk.
+__device__ __forceinline__ void retreat(State& state, const Stage& stage, const Params& p) {
+    const Factors& factors = stage.factors;
+    decay(state, factors.log[CHUNK - 1]);
+    add_outer(state, stage.q, stage.values, [&](int t) {
+        return (float)p.scale * factors.q[t] * exp2_fast(factors.log[t]);
+    });
+}
+
+__device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+    const Factors& factors = stage.factors;
+    Rows rows;
+    read_back(rows, shared, stage);
+    add_upper(rows, stage.scores, stage.values);
+    share_rows(shared.du, rows);
+    __syncthreads();
+    clear(rows);
+    add_upper(rows, stage.inverse, shared.du);
+    write_rows(p.dz, shared.dz, rows, p, at);
+    __syncthreads();
+    scale(rows, [&](int t) { return factors.beta[t]; });
+    write_rows(p.dv, shared.du, rows, p, at);
+    retreat(state, stage, p);
+    add_outer(state, stage.k, shared.dz, [&](int t) {
+        return -factors.beta[t] * factors.k[t] * exp2_fast(factors.log[t]);
+    });
+}
+
+// Rows of dy are reused for dv.
+__device__ __forceinline__ void by_sums(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+    const Factors& factors = stage.factors;
+    Rows rows;
+    read_back(rows, shared, stage);
+    add_pairs<true>(rows, stage.k, stage.q, stage.values, [&](int earlier, int later) {
+        return (float)p.scale * exp2_fast(factors.log[later] - factors.log[earlier]);
+    });
+    retreat(state, stage, p);
+    __syncthreads();
+    write_rows(p.dv, stage.values, rows, p, at);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_cotangents(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
-    Chunk at = chunk_of_block(p, true);
-    i64 of_head = at.state(p);
-    if (at.index >= 0) fetch(shared.stages[at.index % 2], p.dy, p, at);
+    Part part = part_of_block(p);
+    Chunk at = first_chunk(p, part, true);
+    if (at.index >= part.first) fetch(shared.stages[at.index % 2], p.dy, p, at);
     State state;
-    load(state, p.dlast ? p.dlast + of_head : nullptr, p);
+    begin(state, p.dlast, p, part);
 #pragma unroll 1
-    for (; at.index >= 0; at.index--) {
+    for (; at.index >= part.first; at.index--) {
         Stage& stage = shared.stages[at.index % 2];
-        const Factors& factors = stage.factors;
         share_state(shared.state, state);
         copied<0>();
         __syncthreads();
-        float total = factors.log[CHUNK - 1];
         Chunk next = at;
         next.index--;
-        if (next.index >= 0) fetch(shared.stages[next.index % 2], p.dy, p, next);
+        if (next.index >= part.first) fetch(shared.stages[next.index % 2], p.dy, p, next);
         write_state(p.after, shared.state, p, at);
-        Rows rows;
-        read_out<false>(rows, rows, stage, shared.state);
-        scale(rows, [&](int t) { return factors.k[t] * exp2_fast(total - factors.log[t]); });
-        add_upper(rows, stage.scores, stage.values);
-        share_rows(shared.du, rows);
-        __syncthreads();
-        clear(rows);
-        add_upper(rows, stage.inverse, shared.du);
-        write_rows(p.dz, shared.dz, rows, p, at);
-        __syncthreads();
-        scale(rows, [&](int t) { return factors.beta[t]; });
-        write_rows(p.dv, shared.du, rows, p, at);
-        decay(state, total);
-        add_outer(state, stage.q, stage.values, [&](int t) {
-            return (float)p.scale * factors.q[t] * exp2_fast(factors.log[t]);
-        });
-        add_outer(state, stage.k, shared.dz, [&](int t) {
-            return -factors.beta[t] * factors.k[t] * exp2_fast(factors.log[t]);
-        });
+        if (DELTA) by_errors(state, shared, stage, p, at);
+        else by_sums(state, shared, stage, p, at);
     }
-    if (p.dinitial) store(state, p.dinitial + of_head, p);
+    if (p.dinitial && part.segment == 0) store(state, p.dinitial + part.state(p), p);
 }

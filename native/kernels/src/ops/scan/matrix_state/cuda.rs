@@ -1,6 +1,6 @@
 //! The recurrences on CUDA, step by step in f32 (f64 for f64), for any type and sizes: `columns.cu`. A call with one step,
-//! as in decoding, reads and writes each state once. The delta rule runs in chunks on tensor cores where storage and sizes
-//! allow.
+//! as in decoding, reads and writes each state once. With a decay for each head, or none, sequences run in chunks on tensor
+//! cores where storage and sizes allow.
 
 mod backward;
 mod chunked;
@@ -65,9 +65,16 @@ params! {
         inputs: u64 as "STORAGE*", // U, and dZ (B, L, H, V)
         dz: u64 as "STORAGE*",
         sequences: u64 as "const int*", // of a packed call: see sequences.rs
+        of_segments: u64 as "const int*",
         of_chunks: u64 as "const int*",
+        starts: u64 as "float*", // states by segment of all sequences and head: at its end, then at its start
+        totals: u64 as "float*", // log2 of the decays of segments
         length: i64,
         chunks: i64, // of a sequence of a batch
+        segments: i32,
+        each: i32, // chunks of a segment
+        all_segments: i32,
+        size: i32, // elements of the state of a head
         batch: i32,
         heads: i32,
         all_chunks: i32,
@@ -79,6 +86,27 @@ params! {
         products_each: i32,
         scale: f64,
     }
+}
+
+/// Queues the op.
+pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
+    let call = Call::new(problem, inputs, outputs, lane)?;
+    match Chunked::of(call, call.of_batch()) {
+        Some(chunked) => chunked?.forward(),
+        None => call.columns(Wanted::Outputs),
+    }
+}
+
+/// Queues a packed call of the op, if it runs in chunks.
+pub fn forward_packed(
+    problem: &Problem,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    steps: &[Range<usize>],
+    lane: &Lane,
+) -> Result<bool> {
+    let call = Call::new(problem, inputs, outputs, lane)?;
+    Chunked::of(call, Sequences::Packed(steps)).map_or(Ok(false), |chunked| chunked?.forward().map(|()| true))
 }
 
 /// A call with the addresses of its buffers.
@@ -141,19 +169,6 @@ impl<'a> Call<'a> {
             ..Params::default()
         };
         Ok(Call { problem, lane, params })
-    }
-
-    /// Queues the op.
-    pub fn forward(self) -> Result<()> {
-        match Chunked::of(self, self.of_batch()) {
-            Some(chunked) => chunked?.forward(),
-            None => self.columns(Wanted::Outputs),
-        }
-    }
-
-    /// Queues a packed call of the op, if it runs in chunks.
-    pub fn forward_packed(self, steps: &'a [Range<usize>]) -> Result<bool> {
-        Chunked::of(self, Sequences::Packed(steps)).map_or(Ok(false), |chunked| chunked?.forward().map(|()| true))
     }
 
     /// The sequences of a call that is not packed.

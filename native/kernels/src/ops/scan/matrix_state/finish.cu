@@ -1,8 +1,8 @@
 // The gradients of a step: of a group's q and k, and with DELTA of its heads' v and beta. A warp for each group and step.
 //   EACH             keys of a lane, rounded up
-//   VALUES           with DELTA, whether it computes the gradients of v and beta: then dk has two parts
-// With GATE it also writes p.changes: dg[t] - dg[t+1] = y . dy - dv . v with DELTA and VALUES, or else q * dq - k * dk with
-// the dq and dk of a head, for each key with BY_KEY and summed over keys without.
+//   VALUES           whether it computes all other gradients, too: with DELTA those of v and beta, and dk has two parts
+// With VALUES and GATE it also writes p.changes: dg[t] - dg[t+1] = y . dy - dv . v with DELTA, or else q * dq - k * dk
+// with the dq and dk of a head, for each key with BY_KEY and summed over keys without.
 
 __device__ __forceinline__ REAL warp_sum(REAL sum) {
 #pragma unroll
@@ -101,7 +101,7 @@ extern "C" __global__ void matrix_state_finish(Params p) {
         add(own_dk, p, 2, first + i);
 #pragma unroll
         for (int n = 0; n < EACH; n++) dk[n] += own_dk[n];
-        if (GATE) write_changes(p, first + i, own, q, own_dk, k);
+        if (VALUES && GATE) write_changes(p, first + i, own, q, own_dk, k);
 #endif
     }
     write(p.dq + row * p.keys, dq, q, q_factor, p.keys);

@@ -3,7 +3,7 @@
 // steps.
 //   WIDTH    values of a stage
 //   GROUPED  whether heads share q and k: then it writes their gradients for each head, in f32, that of q without scale
-// It also writes dbeta, and with GATE dg.
+// It also writes dbeta with DELTA, and dg with GATE.
 // Limit: memory, since both states of a chunk, in the storage type, are as long as four of its rows of keys.
 
 // Warps that share 16 steps, and threads that share one in other sums.
@@ -11,7 +11,8 @@ constexpr int SPLIT = THREADS * 16 / 32 / CHUNK, SHARE = THREADS / CHUNK;
 constexpr int OWN_KEYS = KEYS / SPLIT, OWN_SCORES = CHUNK / SPLIT;
 
 struct Stage {
-    STORAGE dy[CHUNK * VALUE_APART], dz[CHUNK * VALUE_APART], u[CHUNK * VALUE_APART], v[CHUNK * VALUE_APART];
+    STORAGE dy[CHUNK * VALUE_APART], u[CHUNK * VALUE_APART];
+    STORAGE dz[OF_DELTA<CHUNK * VALUE_APART>], v[OF_DELTA<CHUNK * VALUE_APART>];
     STORAGE before[KEYS * VALUE_APART], after[KEYS * VALUE_APART];
 };
 
@@ -23,8 +24,8 @@ struct Dots {
 
 // What follows from products of steps: weights of q and k in their gradients, and what passes between steps for dg.
 struct Scores {
-    STORAGE of_q[CHUNK * STEP_APART], of_k[CHUNK * STEP_APART], of_error[CHUNK * STEP_APART];
-    STORAGE of_other[CHUNK * STEP_APART];
+    STORAGE of_q[CHUNK * STEP_APART], of_k[CHUNK * STEP_APART];
+    STORAGE of_error[OF_DELTA<CHUNK * STEP_APART>], of_other[OF_DELTA<CHUNK * STEP_APART>];
     float through[CHUNK * (CHUNK + 1)];
 };
 
@@ -86,9 +87,11 @@ __device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Chunk
     i64 rows = at.values(p) + first, stride = (i64)p.heads * p.values;
     int left = at.left() < CHUNK ? at.left() : CHUNK, width = p.values - first;
     copy_rows<WIDTH / 8, VALUE_APART>(stage.dy, p.dy + rows, stride, left, width);
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.dz, p.dz + rows, stride, left, width);
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.u, p.inputs + rows, stride, left, width);
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.v, p.v + rows, stride, left, width);
+    copy_rows<WIDTH / 8, VALUE_APART>(stage.u, (DELTA ? p.inputs : p.v) + rows, stride, left, width);
+    if (DELTA) {
+        copy_rows<WIDTH / 8, VALUE_APART>(stage.dz, p.dz + rows, stride, left, width);
+        copy_rows<WIDTH / 8, VALUE_APART>(stage.v, p.v + rows, stride, left, width);
+    }
     i64 state = at.id(p) * p.keys * p.values + first;
 #pragma unroll
     for (int key = 0; key < KEYS; key += CHUNK) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ void add(Products& to, const Stage& stage) {
     for (int d = 0; d < WIDTH; d += 16) {
         Left dy, dz, u;
         load_tiles(dy, dy_at + 2 * d);
-        load_tiles(dz, dz_at + 2 * d);
+        if (DELTA) load_tiles(dz, dz_at + 2 * d);
         load_tiles(u, u_at + 2 * d);
 #pragma unroll
         for (int n = 0; n < OWN_KEYS; n += 16) {
@@ -125,7 +128,7 @@ __device__ __forceinline__ void add(Products& to, const Stage& stage) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 multiply_add(to.dy_before[0][n / 8 + e], dy, right[2 * e], right[2 * e + 1]);
-                multiply_add(to.dz_before[0][n / 8 + e], dz, right[2 * e], right[2 * e + 1]);
+                if (DELTA) multiply_add(to.dz_before[0][n / 8 + e], dz, right[2 * e], right[2 * e + 1]);
                 multiply_add(to.u_after[0][n / 8 + e], u, other[2 * e], other[2 * e + 1]);
             }
         }
@@ -136,7 +139,7 @@ __device__ __forceinline__ void add(Products& to, const Stage& stage) {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 multiply_add(to.dy_u[0][n / 8 + e], dy, right[2 * e], right[2 * e + 1]);
-                multiply_add(to.dz_u[0][n / 8 + e], dz, right[2 * e], right[2 * e + 1]);
+                if (DELTA) multiply_add(to.dz_u[0][n / 8 + e], dz, right[2 * e], right[2 * e + 1]);
             }
         }
     }
@@ -162,7 +165,7 @@ __device__ __forceinline__ float between_states(const Stage& stage) {
     return sum;
 }
 
-// q k' and k k' of a warp's steps and a part of the others.
+// q k', and with DELTA k k', of a warp's steps and a part of the others.
 __device__ __forceinline__ void multiply_keys(Squares& by_q, Squares& by_k, const Inputs& inputs) {
     unsigned q_at = left_at<KEY_APART>(inputs.q + own_step() * KEY_APART);
     unsigned k_at = left_at<KEY_APART>(inputs.k + own_step() * KEY_APART);
@@ -173,7 +176,7 @@ __device__ __forceinline__ void multiply_keys(Squares& by_q, Squares& by_k, cons
     for (int d = 0; d < KEYS; d += 16) {
         Left q, k;
         load_tiles(q, q_at + 2 * d);
-        load_tiles(k, k_at + 2 * d);
+        if (DELTA) load_tiles(k, k_at + 2 * d);
 #pragma unroll
         for (int n = 0; n < OWN_SCORES; n += 16) {
             unsigned right[4];
@@ -181,7 +184,7 @@ __device__ __forceinline__ void multiply_keys(Squares& by_q, Squares& by_k, cons
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 multiply_add(by_q[0][n / 8 + e], q, right[2 * e], right[2 * e + 1]);
-                multiply_add(by_k[0][n / 8 + e], k, right[2 * e], right[2 * e + 1]);
+                if (DELTA) multiply_add(by_k[0][n / 8 + e], k, right[2 * e], right[2 * e + 1]);
             }
         }
     }
@@ -203,12 +206,13 @@ __device__ __forceinline__ void write_scores(Scores& scores, const Inputs& input
                 int column = first + e, element = 2 * half + e;
                 float decay = column <= row ? exp2_fast(factors.log[row] - factors.log[column]) : 0.0f;
                 float dp = column <= row ? products.dy_u[0][n][element] * decay : 0.0f;
-                float dl = column < row ? -products.dz_u[0][n][element] * decay : 0.0f;
+                float dl = DELTA && column < row ? -products.dz_u[0][n][element] * decay : 0.0f;
                 of_q[e] = dp * factors.k[column];
                 of_k[e] = dp * scale * factors.q[row];
                 of_error[e] = dl * factors.k[column];
-                of_other[e] = dl * factors.beta[row] * factors.k[row];
-                float of_pair = of_k[e] * by_q[0][n][element] + of_other[e] * by_k[0][n][element];
+                of_other[e] = DELTA ? dl * factors.beta[row] * factors.k[row] : 0.0f;
+                float of_pair = of_k[e] * by_q[0][n][element];
+                if (DELTA) of_pair += of_other[e] * by_k[0][n][element];
                 scores.through[row * (CHUNK + 1) + column] = column < row ? of_pair * factors.k[column] : 0.0f;
             }
             auto write = [&](STORAGE* to, const float (&pair)[2]) {
@@ -216,8 +220,7 @@ __device__ __forceinline__ void write_scores(Scores& scores, const Inputs& input
             };
             write(scores.of_q, of_q);
             write(scores.of_k, of_k);
-            write(scores.of_error, of_error);
-            write(scores.of_other, of_other);
+            if (DELTA) write(scores.of_error, of_error), write(scores.of_other, of_other);
         }
 }
 
@@ -269,6 +272,16 @@ __device__ __forceinline__ void write_dots(Parts& to, Keys& keys, const STORAGE*
     }
 }
 
+// Adds what passes to the errors to the gradient of k.
+__device__ __forceinline__ void add_errors(Keys& dk, const Keys& errors, const Work& on) {
+    add_keys<true>(dk, on.scores.of_other, on.inputs.k);
+#pragma unroll
+    for (int n = 0; n < OWN_KEYS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            dk[0][n][e] = fmaf(on.inputs.factors.beta[own_step() + sum_row(0, e / 2)], errors[0][n][e], dk[0][n][e]);
+}
+
 // The gradients of normalized q (without scale) and k, in place of the first and the last of the sums of keys.
 __device__ __forceinline__ void find_gradients(const Work& on, Products& products) {
     const Factors& factors = on.inputs.factors;
@@ -280,19 +293,16 @@ __device__ __forceinline__ void find_gradients(const Work& on, Products& product
     scale(dq, [&](int step) { return exp2_fast(factors.log[step]); });
     write_dots(dots.from_state, dq, q);
     add_keys<false>(dq, scores.of_q, k);
-    scale(errors, [&](int step) { return -exp2_fast(factors.log[step]); });
-    write_dots(dots.to_error, errors, k);
-    add_keys<false>(errors, scores.of_error, k);
-    write_dots(dots.from_error, errors, k);
+    if (DELTA) {
+        scale(errors, [&](int step) { return -exp2_fast(factors.log[step]); });
+        write_dots(dots.to_error, errors, k);
+        add_keys<false>(errors, scores.of_error, k);
+        write_dots(dots.from_error, errors, k);
+    }
     scale(dk, [&](int step) { return exp2_fast(total - factors.log[step]); });
     write_dots(dots.to_state, dk, k);
     add_keys<true>(dk, scores.of_k, q);
-    add_keys<true>(dk, scores.of_other, k);
-#pragma unroll
-    for (int n = 0; n < OWN_KEYS / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            dk[0][n][e] = fmaf(factors.beta[own_step() + sum_row(0, e / 2)], errors[0][n][e], dk[0][n][e]);
+    if (DELTA) add_errors(dk, errors, on);
     if (GROUPED || !NORM) return;
     write_dots(dots.q, dq, q);
     write_dots(dots.k, dk, k);
@@ -360,8 +370,8 @@ __device__ __forceinline__ void write_gates(const Work& on, const Params& p, con
     int step = threadIdx.x / SHARE, part = threadIdx.x % SHARE;
     float sum = 0, ends = 0;
     for (int i = part; i < CHUNK; i += SHARE) {
-        float from_state = (float)p.scale * factors.q[i] * whole(dots.from_state, i) +
-                           factors.beta[i] * factors.k[i] * whole(dots.to_error, i);
+        float from_state = (float)p.scale * factors.q[i] * whole(dots.from_state, i);
+        if (DELTA) from_state += factors.beta[i] * factors.k[i] * whole(dots.to_error, i);
         if (i < step) sum += factors.k[i] * whole(dots.to_state, i);
         else sum += from_state + on.scores.through[i * (CHUNK + 1) + step];
     }
@@ -374,14 +384,14 @@ __device__ __forceinline__ void write(const Work& on, Products& products, const 
     const Factors& factors = on.inputs.factors;
     const Dots& dots = on.totals.dots;
     int step = threadIdx.x;
-    if (step < CHUNK && step < at.left()) {
+    if (DELTA && step < CHUNK && step < at.left()) {
         float dbeta = fmaf(factors.k[step], whole(dots.from_error, step), on.totals.dbeta[step]);
         narrow(dbeta, p.dbeta[at.of_head(p) + (i64)step * p.heads]);
     }
     if (GATE) write_gates(on, p, at);
     if (GROUPED) {
         write_for_group(p.sums[0], products.dy_before, p, at);
-        write_for_group(p.sums[1], products.u_after, p, at);
+        write_for_group(p.sums[DELTA ? 1 : 2], products.u_after, p, at);
         return;
     }
     write_keys(p.dq, products.dy_before, on.inputs.q, dots.q, factors.q, p.scale, p, at);
@@ -395,7 +405,7 @@ __device__ __forceinline__ void fetch(Inputs& inputs, Stage& stage, const Params
     fetch(stage, p, at, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_gradients(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_gradients(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Totals& totals = shared.totals;
@@ -420,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_gradients(Para
             copied<1>();
             __syncthreads();
             add(products, shared.slots[stage].stage);
-            dbeta += with_values(shared.slots[stage].stage);
+            if (DELTA) dbeta += with_values(shared.slots[stage].stage);
             if (GATE) ends += between_states(shared.slots[stage].stage);
             __syncthreads();
         }

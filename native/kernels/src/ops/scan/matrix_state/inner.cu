@@ -1,10 +1,7 @@
-// The matrices of each chunk, which do not depend on states: (I + L)^-1 and P. A block for each chunk of a head: two
+// The matrices of each chunk by the delta rule, which do not depend on states: (I + L)^-1 and P. A block for each chunk of a head: two
 // warps compute the one, two the other. Limit: memory, since q, k and both matrices pass through it once; how long a
 // block waits for forward substitution keeps it from that.
 
-// The least log2 of a step's decay: past it a state is 0 in f32. Larger magnitudes would cost sums the digits of the
-// steps that follow.
-constexpr float MOST_DECAY = -160.0f;
 constexpr int BLOCK = CHUNK / 2;
 
 struct Shared {
@@ -22,27 +19,6 @@ __device__ __forceinline__ float inverse_norm(const STORAGE* rows) {
     for (int i = 0; i < KEYS / 2; i += 8) square += dot(row + i, row + i);
     square += __shfl_xor_sync(~0u, square, 1);
     return rsqrtf(square + (float)EPS);
-}
-
-// A warp's decays from the chunk's start.
-__device__ __forceinline__ void sum_decays(Factors& factors, const Params& p, const Chunk& at) {
-    int lane = threadIdx.x % 32;
-    float before = 0;
-#pragma unroll
-    for (int first = 0; first < CHUNK; first += 32) {
-        int i = first + lane;
-        float log = 0;
-        if (GATE && i < at.left()) log = p.g[at.of_head(p) + (i64)i * p.heads] * (float)LOG2_E;
-        log = log < MOST_DECAY ? MOST_DECAY : log;
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-            float other = __shfl_up_sync(~0u, log, distance);
-            if (lane >= distance) log += other;
-        }
-        log += before;
-        before = __shfl_sync(~0u, log, 31);
-        factors.log[i] = log;
-    }
 }
 
 __device__ __forceinline__ void find_factors(Shared& shared, const Params& p, const Chunk& at) {
@@ -201,7 +177,7 @@ __device__ __forceinline__ void write_inverse(Shared& shared, STORAGE* to) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_inner(Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_inner(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Chunk at(p, blockIdx.x);

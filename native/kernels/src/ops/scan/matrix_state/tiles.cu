@@ -10,11 +10,10 @@ static_assert(PARTS * KEYS == WARPS * 16 && HALVES * CHUNK == WARPS * 16, "warps
 typedef Sums State[1][STATE_WIDTH / 8];
 typedef Sums Rows[1][OWN_WIDTH / 8];
 
-// The first chunk of a block's sequence and head, or with `reverse` the last, which an empty sequence lacks.
-__device__ __forceinline__ Chunk chunk_of_block(const Params& p, bool reverse) {
-    int id = blockIdx.x / p.blocks;
-    Sequence of = sequence(p, id / p.heads);
-    return Chunk(p, of, id % p.heads, reverse ? of.chunks() - 1 : 0);
+// The segment of a block, and its first chunk, or with `reverse` its last, which an empty sequence lacks.
+__device__ __forceinline__ Part part_of_block(const Params& p) { return Part(p, blockIdx.x / p.blocks); }
+__device__ __forceinline__ Chunk first_chunk(const Params& p, const Part& part, bool reverse) {
+    return Chunk(p, part.of, part.head, reverse ? part.last - 1 : part.first);
 }
 
 // The block's first column of values.
@@ -23,7 +22,7 @@ __device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x
 // The inputs of a chunk: `values` are v, or dy.
 struct Stage {
     STORAGE q[CHUNK * KEY_APART], k[CHUNK * KEY_APART], values[CHUNK * VALUE_APART];
-    STORAGE inverse[CHUNK * STEP_APART], scores[CHUNK * STEP_APART];
+    STORAGE inverse[OF_DELTA<CHUNK * STEP_APART>], scores[OF_DELTA<CHUNK * STEP_APART>];
     Factors factors;
 };
 
@@ -33,8 +32,10 @@ __device__ __forceinline__ void fetch(Stage& stage, const STORAGE* values, const
     int first = first_column(p);
     copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values, at.left(),
                                       p.values - first);
-    copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
-    copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
+    if (DELTA) {
+        copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
+        copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
+    }
     copy_factors(stage.factors, p, at);
     commit();
 }
@@ -63,6 +64,12 @@ __device__ __forceinline__ void load(State& state, const float* from, const Para
         float2 both = *(const float2*)(from + at);
         pair[0] = both.x, pair[1] = both.y;
     });
+}
+
+// The state that a segment starts from, `initial` if it is the whole sequence.
+__device__ __forceinline__ void begin(State& state, const float* initial, const Params& p, const Part& part) {
+    if (part.segments > 1) load(state, p.starts + part.id * p.size, p);
+    else load(state, initial ? initial + part.state(p) : nullptr, p);
 }
 
 __device__ __forceinline__ void store(State& state, float* to, const Params& p) {
@@ -135,27 +142,27 @@ __device__ __forceinline__ void write_state(STORAGE* to, const STORAGE* state, c
     }
 }
 
-// K S, and with BOTH also Q S.
-template <bool BOTH>
+// K S with BY_K, and Q S with BY_Q.
+template <bool BY_K, bool BY_Q>
 __device__ __forceinline__ void read_out(Rows& by_k, Rows& by_q, const Stage& stage, const STORAGE* state) {
     unsigned k_at = left_at<KEY_APART>(stage.k + own_step() * KEY_APART);
     unsigned q_at = left_at<KEY_APART>(stage.q + own_step() * KEY_APART);
     unsigned state_at = turned_at<VALUE_APART>(state + own_column());
-    clear(by_k);
-    if (BOTH) clear(by_q);
+    if (BY_K) clear(by_k);
+    if (BY_Q) clear(by_q);
 #pragma unroll
     for (int d = 0; d < KEYS; d += 16) {
         Left k, q;
-        load_tiles(k, k_at + 2 * d);
-        if (BOTH) load_tiles(q, q_at + 2 * d);
+        if (BY_K) load_tiles(k, k_at + 2 * d);
+        if (BY_Q) load_tiles(q, q_at + 2 * d);
 #pragma unroll
         for (int n = 0; n < OWN_WIDTH; n += 16) {
             unsigned right[4];
             load_turned_tiles(right, state_at + 2 * (d * VALUE_APART + n));
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                multiply_add(by_k[0][n / 8 + e], k, right[2 * e], right[2 * e + 1]);
-                if (BOTH) multiply_add(by_q[0][n / 8 + e], q, right[2 * e], right[2 * e + 1]);
+                if (BY_K) multiply_add(by_k[0][n / 8 + e], k, right[2 * e], right[2 * e + 1]);
+                if (BY_Q) multiply_add(by_q[0][n / 8 + e], q, right[2 * e], right[2 * e + 1]);
             }
         }
     }
@@ -182,6 +189,41 @@ __device__ __forceinline__ void add_upper(Rows& to, const STORAGE* a, const STOR
         Left own[1][1];
         load_turned_tiles(own[0][0], left + 2 * k * STEP_APART);
         add_weighted<OWN_WIDTH, 16, VALUE_APART>(to, own, right + 2 * k * VALUE_APART);
+    }
+}
+
+// Adds to a warp's steps the rows of the steps up to each, or with LATER from it on, weighted by the product of keys of
+// both and by `weight` of the earlier and the later step.
+template <bool LATER, class Weight>
+__device__ __forceinline__ void add_pairs(Rows& to, const STORAGE* left, const STORAGE* right, const STORAGE* rows,
+                                          Weight weight) {
+    Left own[KEYS / 16];
+    unsigned own_at = left_at<KEY_APART>(left + own_step() * KEY_APART), others = right_at<KEY_APART>(right);
+    unsigned rows_at = turned_at<VALUE_APART>(rows + own_column());
+#pragma unroll
+    for (int d = 0; d < KEYS / 16; d++) load_tiles(own[d], own_at + 2 * 16 * d);
+#pragma unroll 1
+    for (int j = LATER ? own_step() : 0; LATER ? j < CHUNK : j <= own_step(); j += 16) {
+        Sums scores[1][2];
+        clear(scores);
+#pragma unroll
+        for (int d = 0; d < KEYS / 16; d++) {
+            unsigned tiles[4];
+            load_tiles(tiles, others + 2 * (j * KEY_APART + 16 * d));
+            multiply_add(scores[0][0], own[d], tiles[0], tiles[1]);
+            multiply_add(scores[0][1], own[d], tiles[2], tiles[3]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                int step = own_step() + sum_row(0, e / 2), of = j + sum_column(n) + e % 2;
+                int earlier = LATER ? step : of, later = LATER ? of : step;
+                scores[0][n][e] = earlier <= later ? scores[0][n][e] * weight(earlier, later) : 0.0f;
+            }
+        Left weights[1][1];
+        round<16>(weights, scores);
+        add_weighted<OWN_WIDTH, 16, VALUE_APART>(to, weights, rows_at + 2 * j * VALUE_APART);
     }
 }
 

@@ -1,5 +1,6 @@
-//! The gradient on CUDA: in chunks on tensor cores, or step by step. The recurrence and that of its cotangents need sums over keys, `dq` and `dk` sums over values; so
-//! each of four passes goes through time with the layout that keeps its sums in a few lanes:
+//! The gradient on CUDA: in chunks on tensor cores, or step by step. The recurrence and that of its cotangents need sums
+//! over keys, `dq` and `dk` sums over values; so each of four passes goes through time with the layout that keeps its sums
+//! in a few lanes:
 //!
 //! ```text
 //! columns, forwards     e                                  from S

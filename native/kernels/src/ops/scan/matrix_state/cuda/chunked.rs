@@ -1,4 +1,4 @@
-//! The delta rule in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen and
+//! Recurrences with a decay for each head in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen and
 //! Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the chunk's first step to step `i`, the
 //! state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of all steps solve
 //!
@@ -9,27 +9,34 @@
 //! ```
 //!
 //! `(I + L)^-1` and `P` do not depend on states: `inner.cu` computes them for all chunks at once, before `chunked.cu` takes
-//! states from chunk to chunk. The factors of all products are rounded to the storage type, those within the inverse to
+//! states from chunk to chunk. Without the delta rule `U` is `V`, and there is no inverse; and where there are too few
+//! heads for the device, sequences are cut into segments. A first pass computes the states at their ends, starting from
+//! zeros; the true states are then carried from segment to segment. Cotangents of states are carried in reverse. The factors of all products are rounded to the storage type, those within the inverse to
 //! TF32; sums are in f32, and the state stays in f32.
 
 mod gradient;
 
 use super::{CHUNK, Call, Form, Params, Problem};
-use crate::cuda::{Buffer, Source, grid_size};
+use crate::cuda::{Buffer, Source, grid_size, launch_each};
 use crate::error::Result;
-use crate::ops::scan::sequences::{MOST_STEPS, Sequences};
+use crate::ops::scan::sequences::{self, MOST_STEPS, Sequences};
 use crate::tensor::{DType, Spec};
 
 const INNER: Source<Params> =
-    Source::new("gated_delta_inner", include_str!("../inner.cu")).after(&[MMA, ROWS, OF_CHUNK]);
+    Source::new("matrix_state_inner", include_str!("../inner.cu")).after(&[MMA, ROWS, OF_CHUNK]);
 const CHUNKED: Source<Params> =
-    Source::new("gated_delta_chunked", include_str!("../chunked.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+    Source::new("matrix_state_chunked", include_str!("../chunked.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+const FACTORS_OF_SUMS: Source<Params> =
+    Source::new("matrix_state_factors", include_str!("../factors.cu")).after(&[MMA, ROWS, OF_CHUNK]);
+const ENDS: Source<Params> =
+    Source::new("matrix_state_ends", include_str!("../ends.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[sequences::TEXT, sequences::PART]);
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = include_str!("../../../../cuda/include/rows.cu");
 const OF_CHUNK: &str =
     concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../chunk.cu"));
-const TILES: &str = include_str!("../tiles.cu");
+const TILES: &str = concat!(include_str!("../../part.cu"), include_str!("../tiles.cu"));
 
 /// Threads of a block of `inner.cu`, and of `chunked.cu`.
 const INNER_THREADS: usize = 2 * CHUNK;
@@ -40,6 +47,8 @@ const MOST_KEYS: usize = 128;
 const WIDTHS: [usize; 3] = [128, 64, 32];
 /// The fewest steps of a call's longest sequence that are worth a chunk.
 const LEAST: usize = CHUNK / 4;
+/// The fewest chunks of a segment, since its first pass takes a good part of the time of the second.
+const LEAST_CHUNKS: usize = 8;
 /// Elements of an asynchronous copy, and its bytes.
 const UNIT: usize = 8;
 const UNIT_BYTES: u64 = 16;
@@ -62,29 +71,60 @@ impl<'a> Chunked<'a> {
     }
 
     fn new(call: Call<'a>, sequences: Sequences<'a>, width: usize) -> Result<Chunked<'a>> {
-        let table = sequences.table(usize::MAX, usize::MAX, call.lane)?;
-        let mut chunked = Chunked { call, sequences, width, temporary: table.memory.into_iter().collect() };
-        chunked.call.params.sequences = table.sequences;
-        chunked.call.params.of_chunks = table.of_chunks;
-        chunked.call.params.all_chunks = sequences.chunks() as i32;
+        let mut chunked = Chunked { call, sequences, width, temporary: vec![] };
+        chunked.cut()?;
         let Problem { values, dtype, .. } = *chunked.call.problem;
         let square = Spec::new(dtype, &[chunked.chunks(), CHUNK, CHUNK])?;
-        chunked.call.params.inverses = chunked.hold(square)?;
-        chunked.call.params.scores = chunked.hold(square)?;
+        if chunked.call.problem.form == Form::Delta {
+            chunked.call.params.inverses = chunked.hold(square)?;
+            chunked.call.params.scores = chunked.hold(square)?;
+        }
         chunked.call.params.factors = chunked.hold(Spec::new(DType::F32, &[chunked.chunks(), FACTORS])?)?;
         chunked.call.params.blocks = values.div_ceil(width) as i32;
         Ok(chunked)
     }
 
+    /// Cuts sequences into segments: into as many as there are multiprocessors for, of at least [`LEAST_CHUNKS`] chunks.
+    fn cut(&mut self) -> Result<()> {
+        let Problem { heads, values, form, .. } = *self.call.problem;
+        let (sequences, lane) = (self.sequences, self.call.lane);
+        let blocks = sequences.batch() * heads * values.div_ceil(self.width);
+        let wanted = lane.device().facts().multiprocessors as usize / blocks;
+        let chunks = sequences.longest().div_ceil(CHUNK);
+        let each = if form == Form::Delta { chunks } else { chunks.div_ceil(wanted.max(1)).max(LEAST_CHUNKS) };
+        let (table, segments) = (sequences.table(each, usize::MAX, lane)?, sequences.segments(each));
+        let held = if segments > sequences.count() { segments * heads } else { 0 };
+        let numbers = |of: usize| Spec::new(DType::F32, &[held, of]);
+        let size = self.call.problem.state();
+        self.call.params = Params {
+            sequences: table.sequences,
+            of_segments: table.of_segments,
+            of_chunks: table.of_chunks,
+            starts: self.hold(numbers(size)?)?,
+            totals: self.hold(numbers(1)?)?,
+            segments: (segments / sequences.count()) as i32,
+            each: each as i32,
+            all_segments: segments as i32,
+            all_chunks: sequences.chunks() as i32,
+            size: size as i32,
+            ..self.call.params
+        };
+        self.temporary.extend(table.memory);
+        Ok(())
+    }
+
     /// The columns of a block, or `None` where the kernels do not support the call: the most that leave few
     /// multiprocessors without a block.
     fn width(call: &Call, sequences: &Sequences) -> Option<usize> {
-        let Problem { heads, keys, values, .. } = *call.problem;
+        let Problem { heads, keys, values, form, .. } = *call.problem;
         let batch = sequences.batch();
         let facts = call.lane.device().facts();
-        let used = |width| if call.params.dy == 0 { shared(keys, width) } else { gradient::shared(keys, width) };
+        let used =
+            |width| if call.params.dy == 0 { shared(form, keys, width) } else { gradient::shared(form, keys, width) };
         let fits = |width: &usize| used(*width) <= facts.shared as usize && *width < 2 * values.max(WIDTHS[2]);
-        let busy = |width: &usize| 4 * batch * heads * values.div_ceil(*width) >= 3 * facts.multiprocessors as usize;
+        let segments = sequences.longest().div_ceil(LEAST_CHUNKS * CHUNK);
+        let rows = batch * heads * if form == Form::Delta { 1 } else { segments };
+        let busy = |width: &usize| 4 * rows * values.div_ceil(*width) >= 3 * facts.multiprocessors as usize;
         let widths = || WIDTHS.into_iter().filter(fits);
         widths().find(busy).or_else(|| widths().next_back()).filter(|_| supports(call, sequences))
     }
@@ -100,7 +140,9 @@ impl<'a> Chunked<'a> {
     /// Queues the op.
     pub fn forward(&self) -> Result<()> {
         self.inner()?;
-        self.states(&CHUNKED, "-DSAVE=0", shared(self.call.problem.keys, self.width))
+        self.starts(false)?;
+        let Problem { form, keys, .. } = *self.call.problem;
+        self.states(&CHUNKED, "-DSAVE=0", shared(form, keys, self.width))
     }
 
     /// Chunks of all heads.
@@ -108,15 +150,34 @@ impl<'a> Chunked<'a> {
         self.sequences.chunks() * self.call.problem.heads
     }
 
-    /// Queues the matrices and the factors of all chunks.
+    /// Queues the factors of all chunks, and by the delta rule their matrices.
     fn inner(&self) -> Result<()> {
-        let shared = inner_shared(self.call.problem.keys);
-        self.launch(&INNER, &format!("-DWIDTH={}", self.width), INNER_THREADS, self.chunks(), shared)
+        let width = format!("-DWIDTH={}", self.width);
+        if self.call.problem.form == Form::Delta {
+            return self.launch(&INNER, &width, INNER_THREADS, self.chunks(), inner_shared(self.call.problem.keys));
+        }
+        self.launch(&FACTORS_OF_SUMS, &width, THREADS, (32 * self.chunks()).div_ceil(THREADS), 0)
+    }
+
+    /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where some sequence
+    /// has several segments.
+    fn starts(&self, reverse: bool) -> Result<()> {
+        let Call { problem, lane, params } = &self.call;
+        if params.all_segments as usize == self.sequences.count() {
+            return Ok(());
+        }
+        let reverse = format!("-DREVERSE={}", u32::from(reverse));
+        self.states(&ENDS, &reverse, ends_shared(problem.keys, self.width))?;
+        let options = format!("{} {} {reverse}", self.call.options(), self.sequences.option());
+        let kernel = lane.device().kernel(&CARRY, &options)?;
+        // SAFETY: as below; `starts` and `totals` are allocated for these segments.
+        unsafe { launch_each(lane, &kernel, params.all_segments as usize * problem.heads * problem.state(), params) }
     }
 
     /// Queues a pass of states through time.
     fn states(&self, source: &Source<Params>, options: &str, shared: usize) -> Result<()> {
-        let blocks = self.sequences.count() * self.call.problem.heads * self.call.params.blocks as usize;
+        let Params { all_segments, blocks, .. } = self.call.params;
+        let blocks = all_segments as usize * self.call.problem.heads * blocks as usize;
         self.launch(source, &format!("-DWIDTH={} {options}", self.width), THREADS, blocks, shared)
     }
 
@@ -153,7 +214,7 @@ fn supports(call: &Call, sequences: &Sequences) -> bool {
     let steps = sequences.longest() >= LEAST && batch * length < MOST_STEPS;
     let copied = [q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial];
     let aligned = copied.iter().all(|address| address.is_multiple_of(UNIT_BYTES));
-    let kind = form == Form::Delta && dtype.size() == 2;
+    let kind = form != Form::ByKey && dtype.size() == 2;
     kind && sizes && steps && aligned && call.lane.device().facts().capability >= (8, 0)
 }
 
@@ -167,13 +228,25 @@ fn rows(count: usize, width: usize) -> usize {
     2 * count * (width + UNIT)
 }
 
+/// Bytes of what only the delta rule needs: `bytes`, else one unit.
+fn of_delta(form: Form, bytes: usize) -> usize {
+    if form == Form::Delta { bytes } else { UNIT_BYTES as usize }
+}
+
 /// Bytes of shared memory of `inner.cu`: q and k, L in f32, and factors.
 fn inner_shared(keys: usize) -> usize {
     2 * rows(CHUNK, padded(keys)) + 2 * rows(CHUNK, CHUNK) + 4 * FACTORS
 }
 
-/// Bytes of shared memory of `chunked.cu`: two stages of q, k, v, both matrices and factors; the state and U.
-fn shared(keys: usize, width: usize) -> usize {
-    let stage = 2 * rows(CHUNK, padded(keys)) + rows(CHUNK, width) + 2 * rows(CHUNK, CHUNK) + 4 * FACTORS;
-    2 * stage + rows(padded(keys), width) + rows(CHUNK, width)
+/// Bytes of shared memory of `ends.cu`: two stages of keys, values and factors.
+fn ends_shared(keys: usize, width: usize) -> usize {
+    2 * (rows(CHUNK, padded(keys)) + rows(CHUNK, width) + 4 * FACTORS)
+}
+
+/// Bytes of shared memory of `chunked.cu`: two stages of q, k, v and factors, and the state; by the delta rule also both
+/// matrices in each stage, and U.
+fn shared(form: Form, keys: usize, width: usize) -> usize {
+    let matrices = 2 * of_delta(form, rows(CHUNK, CHUNK));
+    let stage = 2 * rows(CHUNK, padded(keys)) + rows(CHUNK, width) + matrices + 4 * FACTORS;
+    2 * stage + rows(padded(keys), width) + of_delta(form, rows(CHUNK, width))
 }

@@ -22,7 +22,7 @@ pub use gradient::Gradient;
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = concat!(include_str!("../../../../cuda/include/rows.cu"), include_str!("../copies.cu"));
 const PART: &str =
-    concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../part.cu"));
+    concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../../part.cu"));
 const SEGMENTS: &str = include_str!("../segments.cu");
 const STEP_SIZE: &str = include_str!("../../step_size.cu");
 
@@ -30,7 +30,7 @@ const STEPS: Source<Params> =
     Source::new("ssd_steps", include_str!("../steps.cu")).after(&[STEP_SIZE, sequences::TEXT]);
 const STATES: Source<Params> =
     Source::new("ssd_states", include_str!("../states.cu")).after(&[MMA, ROWS, PART, SEGMENTS]);
-const CARRY: Source<Params> = Source::new("ssd_carry", include_str!("../carry.cu")).after(&[PART]);
+const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[PART]);
 
 /// Rows of a head, as many as steps of a chunk: a warp has 16 of either.
 const WIDTH: usize = CHUNK;
@@ -91,6 +91,7 @@ params! {
         each: i32, // chunks of a segment
         all_chunks: i32,
         all_segments: i32,
+        size: i32, // elements of the state of a head
         first_part: i64,
         part_steps: i64,
         whole: i32, // chunks whose groups have one part
@@ -130,6 +131,7 @@ impl Params {
             batch: problem.batch as i32,
             heads: problem.heads as i32,
             groups: problem.groups as i32,
+            size: (problem.width * problem.state) as i32,
             wide_skip: i32::from(problem.wide_skip),
             lo: lo as f32,
             hi: hi as f32,

@@ -15,7 +15,7 @@
 //! differences of whole gradients would. A first pass repeats the op and keeps the states before chunks and `U`, a second
 //! one goes backwards and keeps `G` and `dZ`; the rest is done for all chunks at once, in `gradients.cu`.
 
-use super::{CHUNK, CHUNKED, Chunked, FACTORS, MMA, OF_CHUNK, ROWS, TILES, padded, rows};
+use super::{CHUNK, CHUNKED, Chunked, FACTORS, Form, MMA, OF_CHUNK, ROWS, TILES, of_delta, padded, rows};
 use crate::cuda::Source;
 use crate::error::Result;
 use crate::ops::scan::matrix_state::Problem;
@@ -23,9 +23,9 @@ use crate::ops::scan::matrix_state::cuda::Params;
 use crate::tensor::{DType, Spec};
 
 const COTANGENTS: Source<Params> =
-    Source::new("gated_delta_cotangents", include_str!("../../cotangents.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+    Source::new("matrix_state_cotangents", include_str!("../../cotangents.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
 const GRADIENTS: Source<Params> =
-    Source::new("gated_delta_gradients", include_str!("../../gradients.cu")).after(&[MMA, ROWS, OF_CHUNK]);
+    Source::new("matrix_state_gradients", include_str!("../../gradients.cu")).after(&[MMA, ROWS, OF_CHUNK]);
 
 /// Warps of `gradients.cu` that share 16 steps, its threads, and the values of a stage.
 const SPLIT: usize = 2;
@@ -35,14 +35,16 @@ const WIDTH: usize = 64;
 impl Chunked<'_> {
     /// Queues the gradient.
     pub fn backward(mut self) -> Result<()> {
-        let Problem { keys, .. } = *self.call.problem;
+        let Problem { keys, form, .. } = *self.call.problem;
         self.allocate()?;
         self.inner()?;
-        self.states(&CHUNKED, "-DSAVE=1", super::shared(keys, self.width))?;
-        self.states(&COTANGENTS, "", cotangents_shared(keys, self.width))?;
+        self.starts(false)?;
+        self.states(&CHUNKED, "-DSAVE=1", super::shared(form, keys, self.width))?;
+        self.starts(true)?;
+        self.states(&COTANGENTS, "", cotangents_shared(form, keys, self.width))?;
         let options = format!("-DWIDTH={WIDTH} -DGROUPED={}", u32::from(self.is_grouped()));
         let blocks = self.chunks().min(self.call.lane.device().facts().multiprocessors as usize);
-        self.launch(&GRADIENTS, &options, THREADS, blocks, gradients_shared(keys))?;
+        self.launch(&GRADIENTS, &options, THREADS, blocks, gradients_shared(form, keys))?;
         if self.is_grouped() { self.call.finish(false) } else { Ok(()) }
     }
 
@@ -52,16 +54,19 @@ impl Chunked<'_> {
     }
 
     fn allocate(&mut self) -> Result<()> {
-        let Problem { batch, length, heads, keys, values, dtype, .. } = *self.call.problem;
+        let Problem { batch, length, heads, keys, values, dtype, form, .. } = *self.call.problem;
         let states = Spec::new(dtype, &[self.chunks(), keys, values])?;
         let steps = Spec::new(dtype, &[batch, length, heads, values])?;
         self.call.params.before = self.hold(states)?;
         self.call.params.after = self.hold(states)?;
-        self.call.params.inputs = self.hold(steps)?;
-        self.call.params.dz = self.hold(steps)?;
+        if form == Form::Delta {
+            self.call.params.inputs = self.hold(steps)?;
+            self.call.params.dz = self.hold(steps)?;
+        }
         if self.is_grouped() {
             let sums = Spec::new(DType::F32, &[batch, length, heads, keys])?;
-            self.call.params.sums = [self.hold(sums)?, self.hold(sums)?, 0];
+            let [of_q, of_k] = [self.hold(sums)?, self.hold(sums)?];
+            self.call.params.sums = if form == Form::Delta { [of_q, of_k, 0] } else { [of_q, 0, of_k] };
             self.call.params.slices = 1;
         }
         Ok(())
@@ -69,20 +74,21 @@ impl Chunked<'_> {
 }
 
 /// Bytes of shared memory of the kernel that uses most.
-pub fn shared(keys: usize, width: usize) -> usize {
-    cotangents_shared(keys, width).max(gradients_shared(keys))
+pub fn shared(form: Form, keys: usize, width: usize) -> usize {
+    cotangents_shared(form, keys, width).max(gradients_shared(form, keys))
 }
 
 /// Bytes of shared memory of `cotangents.cu`: as the op, with one more matrix of values.
-fn cotangents_shared(keys: usize, width: usize) -> usize {
-    super::shared(keys, width) + rows(CHUNK, width)
+fn cotangents_shared(form: Form, keys: usize, width: usize) -> usize {
+    super::shared(form, keys, width) + of_delta(form, rows(CHUNK, width))
 }
 
 /// Bytes of shared memory of `gradients.cu`, all but sums twice: dy, dZ, U, v and both states, or in their place products
 /// of steps; q, k and factors.
-fn gradients_shared(keys: usize) -> usize {
-    let values = 4 * rows(CHUNK, WIDTH) + 2 * rows(padded(keys), WIDTH);
-    let products = 4 * rows(CHUNK, CHUNK) + 4 * CHUNK * (CHUNK + 1);
+fn gradients_shared(form: Form, keys: usize) -> usize {
+    let twice = |bytes: usize| 2 * bytes + 2 * of_delta(form, bytes);
+    let values = twice(rows(CHUNK, WIDTH)) + 2 * rows(padded(keys), WIDTH);
+    let products = twice(rows(CHUNK, CHUNK)) + 4 * CHUNK * (CHUNK + 1);
     let inputs = 2 * rows(CHUNK, padded(keys)) + 4 * FACTORS;
     let sums = 4 * (6 * SPLIT * CHUNK + CHUNK + THREADS / 32);
     2 * (values.max(products) + inputs) + sums

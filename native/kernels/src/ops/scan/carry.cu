@@ -2,16 +2,17 @@
 // the initial state, and those of the others from zeros. In REVERSE, cotangents of states from the last segment to the
 // first. A thread has one element of a state, that of a sequence's first segment goes through all of them.
 
-extern "C" __global__ void ssd_carry(Params p) {
+extern "C" __global__ void carry_states(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (id / SIZE >= (i64)p.all_segments * p.heads) return;
-    Part at(p, id / SIZE);
+    if (id / p.size >= (i64)p.all_segments * p.heads) return;
+    Part at(p, id / p.size);
+    int element = id % p.size;
     if (at.segment > 0 || at.segments == 1) return;
     const float* initial = REVERSE ? p.dlast : p.initial;
-    float carry = initial ? initial[at.state(p) + id % SIZE] : 0.0f;
+    float carry = initial ? initial[at.state(p) + element] : 0.0f;
     for (int turn = 0; turn < at.segments; turn++) {
         i64 of = at.id + (i64)p.heads * (REVERSE ? at.segments - 1 - turn : turn);
-        float* start = p.starts + of * SIZE + id % SIZE;
+        float* start = p.starts + of * p.size + element;
         float end = *start;
         *start = carry;
         carry = turn == 0 ? end : fmaf(exp2_fast(p.totals[of]), carry, end);

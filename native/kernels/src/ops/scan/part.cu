@@ -15,7 +15,7 @@ struct Part {
     }
 
     // The offset of a head's state.
-    __device__ __forceinline__ i64 state(const Params& p) const { return ((i64)of.place * p.heads + head) * SIZE; }
+    __device__ __forceinline__ i64 state(const Params& p) const { return ((i64)of.place * p.heads + head) * p.size; }
     // The first step of a chunk among those of all sequences, and its steps up to the end of the sequence.
     __device__ __forceinline__ i64 step(int chunk) const { return of.first + chunk * CHUNK; }
     __device__ __forceinline__ int left(int chunk) const { return of.length - chunk * CHUNK; }
