@@ -312,10 +312,11 @@ impl<S: Storage> FewRows<'_, S> {
     fn run(&self, threads: usize, exec: &Exec) -> Result<()> {
         let columns = self.b.columns;
         let each = match self.b.strides[0] {
-            1 => (PIECE / self.b.rows)
-                .min(columns / (threads * PIECES_PER_THREAD))
-                .next_multiple_of(TOGETHER)
-                .max(TOGETHER),
+            1 => {
+                // As many pieces for each thread: all end at about the same time.
+                let pieces = (columns * self.b.rows / PIECE).max(threads * PIECES_PER_THREAD);
+                columns.div_ceil(pieces.next_multiple_of(threads)).next_multiple_of(TOGETHER).max(TOGETHER)
+            }
             _ => columns.div_ceil(threads).next_multiple_of(NARROW).clamp(NARROW, WIDE),
         };
         pool::for_each(threads, columns.div_ceil(each), |piece| {
