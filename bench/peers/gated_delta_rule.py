@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from common import Op, Workload
-
-CHUNK = 64
+from common import Op
+from linear_attention import through_chunks, workloads
 
 
 def inputs(random, batch, length, heads, keys, values):
@@ -24,23 +23,15 @@ def unit(rows):
 
 
 def reference(q, k, v, beta, g):
-    """Chunks in float64, one after the other: their inputs solve a triangular system."""
-    q, k, v, beta, g = (x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v, beta, g))
-    q, k = unit(q) / np.sqrt(q.shape[-1]), unit(k)
-    state = np.zeros((*k.shape[:2], k.shape[3], v.shape[3]))
-    y = np.empty_like(v)
-    for first in range(0, k.shape[2], CHUNK):
-        time = slice(first, first + CHUNK)
-        log = np.cumsum(g[:, :, time], axis=2)[..., None]  # [B, H, T, 1]
-        decay = np.tril(np.exp(np.minimum(log - log.swapaxes(2, 3), 0)))
-        qs, ks, vs, betas = q[:, :, time], k[:, :, time], v[:, :, time], beta[:, :, time, None]
-        lower = np.tril(betas * decay * (ks @ ks.swapaxes(2, 3)), -1)
-        rest = betas * (vs - np.exp(log) * (ks @ state))
-        u = np.linalg.solve(np.eye(lower.shape[-1]) + lower, rest)
-        y[:, :, time] = np.exp(log) * (qs @ state) + decay * (qs @ ks.swapaxes(2, 3)) @ u
-        left = ks * np.exp(log[:, :, -1:] - log)
-        state = np.exp(log[:, :, -1:]) * state + left.swapaxes(2, 3) @ u
-    return y.swapaxes(1, 2)
+    """Chunks in float64, whose inputs solve a triangular system."""
+    betas = beta.astype(np.float64).swapaxes(1, 2)[..., None]
+
+    def find_inputs(time, ks, vs, decay, read):
+        of_steps = betas[:, :, time]
+        lower = np.tril(of_steps * decay * (ks @ ks.swapaxes(2, 3)), -1)
+        return np.linalg.solve(np.eye(lower.shape[-1]) + lower, of_steps * (vs - read))
+
+    return through_chunks(*(unit(x.astype(np.float64)) for x in (q, k)), v, g, find_inputs)
 
 
 def truth(_file, tensors):
@@ -58,14 +49,4 @@ OP = Op(
     rtol=2e-2,
 )
 
-
-def workload(label, *sizes):
-    names = ("batch", "length", "heads", "keys", "values")
-    return Workload(label, OP, dict(zip(names, sizes)))
-
-
-# Training on sequences of 4096; one long sequence.
-ON_GPU = (
-    workload("8x4096", 8, 4096, 16, 128, 128),
-    workload("1x32768", 1, 32768, 16, 128, 128),
-)
+ON_GPU = workloads(OP)
