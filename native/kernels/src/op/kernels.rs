@@ -51,18 +51,23 @@ macro_rules! forward_by_kernels {
     };
 }
 
-/// Implements [`Op::cuda_packed`](crate::op::Op::cuda_packed), or `cuda_backward_packed`, by a function.
+/// Implements [`Op::cuda_packed`](crate::op::Op::cuda_packed), or `cuda_backward_packed`, by a function or a block.
 #[macro_export]
 macro_rules! packed_by_kernels {
     ($method:ident, $function:path) => {
-        fn $method(
-            problem: &Self::Problem,
-            inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
-            steps: &[std::ops::Range<usize>],
-            lane: &$crate::cuda::Lane,
-        ) -> $crate::error::Result<bool> {
+        $crate::packed_by_kernels!($method(problem, inputs, outputs, steps, lane) {
             $function(problem, inputs, outputs, steps, lane)
+        });
+    };
+    ($method:ident($problem:pat, $inputs:pat, $outputs:pat, $steps:pat, $lane:pat) $block:block) => {
+        fn $method(
+            $problem: &Self::Problem,
+            $inputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            $outputs: &$crate::op::Named<&$crate::cuda::Buffer>,
+            $steps: &[std::ops::Range<usize>],
+            $lane: &$crate::cuda::Lane,
+        ) -> $crate::error::Result<bool> {
+            $block
         }
     };
 }

@@ -31,37 +31,16 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     forward_of(problem, inputs, outputs, None, lane)
 }
 
-/// Queues attention of packed sequences.
-pub fn forward_packed(
-    problem: &Problem,
-    inputs: &Named<&Buffer>,
-    outputs: &Named<&Buffer>,
-    steps: &[Range<usize>],
-    lane: &Lane,
-) -> Result<bool> {
-    forward_of(problem, inputs, outputs, Some(steps), lane).map(|()| true)
-}
-
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
     backward_of(problem, inputs, outputs, None, lane)
 }
 
-/// Queues the gradient of packed sequences.
-pub fn backward_packed(
-    problem: &Problem,
-    inputs: &Named<&Buffer>,
-    outputs: &Named<&Buffer>,
-    steps: &[Range<usize>],
-    lane: &Lane,
-) -> Result<bool> {
-    backward_of(problem, inputs, outputs, Some(steps), lane).map(|()| true)
-}
-
 /// The steps of packed sequences, if they are some.
-type Steps<'a> = Option<&'a [Range<usize>]>;
+pub type Steps<'a> = Option<&'a [Range<usize>]>;
 
-fn forward_of(
+/// Queues attention over a batch, or over packed sequences.
+pub fn forward_of(
     problem: &Problem,
     inputs: &Named<&Buffer>,
     outputs: &Named<&Buffer>,
@@ -89,7 +68,8 @@ fn forward_of(
     }
 }
 
-fn backward_of(
+/// Queues the gradient over a batch, or over packed sequences.
+pub fn backward_of(
     problem: &Problem,
     inputs: &Named<&Buffer>,
     outputs: &Named<&Buffer>,

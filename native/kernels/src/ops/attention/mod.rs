@@ -250,7 +250,9 @@ impl Op for Attention {
     }
 
     crate::forward_by_kernels!();
-    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
+    crate::packed_by_kernels!(cuda_packed(problem, inputs, outputs, steps, lane) {
+        cuda::forward_of(problem, inputs, outputs, Some(steps), lane).map(|()| true)
+    });
 }
 
 /// The gradient of [`Attention`].
@@ -264,5 +266,7 @@ impl Differentiable for Attention {
     );
 
     crate::backward_by_kernels!();
-    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
+    crate::packed_by_kernels!(cuda_backward_packed(problem, inputs, outputs, steps, lane) {
+        cuda::backward_of(problem, inputs, outputs, Some(steps), lane).map(|()| true)
+    });
 }

@@ -15,8 +15,9 @@ pub const MOST_STEPS: usize = 1 << 31;
 /// The text that kernels include.
 pub const TEXT: &str = concat!(include_str!("sequence.cu"), include_str!("sequences.cu"));
 
-/// The text of kernels over segments, after [`TEXT`]; and the kernel `carry_states`, after both.
+/// The text of kernels over segments, after [`TEXT`].
 pub const PART: &str = include_str!("part.cu");
+/// The text of the kernel `carry_states`, after [`PART`].
 pub const CARRY: &str = include_str!("carry.cu");
 
 /// The sequences of a call.

@@ -9,7 +9,6 @@ use crate::op::Named;
 use crate::ops::scan::matrix_state;
 use crate::place::Cuda;
 use crate::tensor::{DType, Described};
-use std::ops::Range;
 
 const TEXT: &str = include_str!("z.cu");
 const APPEND: Source<Params> = Source::new("linear_attention_append", TEXT);
@@ -39,30 +38,6 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
         return z::forward(&Cuda(lane), problem, &owned(inputs), owned(outputs));
     }
     matrix_state::cuda::forward(&problem.of_values, inputs, outputs, lane)
-}
-
-/// Queues a packed call, if it runs in chunks.
-pub fn forward_packed(
-    problem: &Problem,
-    inputs: &Named<&Buffer>,
-    outputs: &Named<&Buffer>,
-    steps: &[Range<usize>],
-    lane: &Lane,
-) -> Result<bool> {
-    let runs = !problem.needs_z(inputs, outputs);
-    Ok(runs && matrix_state::cuda::forward_packed(&problem.of_values, inputs, outputs, steps, lane)?)
-}
-
-/// Queues the gradient of a packed call, if it runs in chunks.
-pub fn backward_packed(
-    problem: &Problem,
-    inputs: &Named<&Buffer>,
-    outputs: &Named<&Buffer>,
-    steps: &[Range<usize>],
-    lane: &Lane,
-) -> Result<bool> {
-    let runs = !problem.needs_z(inputs, outputs);
-    Ok(runs && matrix_state::cuda::backward_packed(&problem.of_values, inputs, outputs, steps, lane)?)
 }
 
 /// Queues the gradient.

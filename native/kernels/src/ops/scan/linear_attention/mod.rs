@@ -130,7 +130,10 @@ impl Op for LinearAttention {
     }
 
     crate::forward_by_kernels!();
-    crate::packed_by_kernels!(cuda_packed, cuda::forward_packed);
+    crate::packed_by_kernels!(cuda_packed(problem, inputs, outputs, steps, lane) {
+        let runs = !problem.needs_z(inputs, outputs);
+        Ok(runs && matrix_state::cuda::forward_packed(&problem.of_values, inputs, outputs, steps, lane)?)
+    });
 }
 
 /// The form that the shape of `g` determines.
@@ -154,5 +157,8 @@ impl Differentiable for LinearAttention {
         &op::slots::<9>(Self::INPUTS, &op::given(Self::INPUTS, Self::OUTPUTS, ["dy", "dlast_state", "dlast_z"]));
 
     crate::backward_by_kernels!();
-    crate::packed_by_kernels!(cuda_backward_packed, cuda::backward_packed);
+    crate::packed_by_kernels!(cuda_backward_packed(problem, inputs, outputs, steps, lane) {
+        let runs = !problem.needs_z(inputs, outputs);
+        Ok(runs && matrix_state::cuda::backward_packed(&problem.of_values, inputs, outputs, steps, lane)?)
+    });
 }

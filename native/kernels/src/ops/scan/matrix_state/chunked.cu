@@ -7,14 +7,6 @@ struct Shared {
     STORAGE state[KEYS * VALUE_APART], u[OF_DELTA<CHUNK * VALUE_APART>];
 };
 
-// The weights of a chunk's steps: of the state in y, and of keys in the state after the chunk.
-__device__ __forceinline__ float weight_of_state(const Factors& factors, int t, float scale) {
-    return scale * factors.q[t] * exp2_fast(factors.log[t]);
-}
-__device__ __forceinline__ float weight_of_key(const Factors& factors, int t) {
-    return factors.k[t] * exp2_fast(factors.log[CHUNK - 1] - factors.log[t]);
-}
-
 // Replaces v by R = beta (v - exp(G) K S).
 __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
     const Factors& factors = stage.factors;

@@ -11,16 +11,14 @@ struct Shared {
 __device__ __forceinline__ void read_back(Rows& rows, const Shared& shared, const Stage& stage) {
     const Factors& factors = stage.factors;
     read_out<true, false>(rows, rows, stage, shared.state);
-    scale(rows, [&](int t) { return factors.k[t] * exp2_fast(factors.log[CHUNK - 1] - factors.log[t]); });
+    scale(rows, [&](int t) { return weight_of_key(factors, t); });
 }
 
 // Takes the cotangent of the state back through a chunk.
 __device__ __forceinline__ void retreat(State& state, const Stage& stage, const Params& p) {
     const Factors& factors = stage.factors;
     decay(state, factors.log[CHUNK - 1]);
-    add_outer(state, stage.q, stage.values, [&](int t) {
-        return (float)p.scale * factors.q[t] * exp2_fast(factors.log[t]);
-    });
+    add_outer(state, stage.q, stage.values, [&](int t) { return weight_of_state(factors, t, p.scale); });
 }
 
 __device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {

@@ -192,6 +192,14 @@ __device__ __forceinline__ void add_upper(Rows& to, const STORAGE* a, const STOR
     }
 }
 
+// The weights of a chunk's steps: of the state in y, and of keys in the state after the chunk.
+__device__ __forceinline__ float weight_of_state(const Factors& factors, int t, float scale) {
+    return scale * factors.q[t] * exp2_fast(factors.log[t]);
+}
+__device__ __forceinline__ float weight_of_key(const Factors& factors, int t) {
+    return factors.k[t] * exp2_fast(factors.log[CHUNK - 1] - factors.log[t]);
+}
+
 // Adds to a warp's steps the rows of the steps up to each, or with LATER from it on, weighted by the product of keys of
 // both and by `weight` of the earlier and the later step.
 template <bool LATER, class Weight>

@@ -1,6 +1,7 @@
-//! Recurrences with a decay for each head in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen and
-//! Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the chunk's first step to step `i`, the
-//! state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of all steps solve
+//! Recurrences with a decay for each head in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of
+//! Yang, Wang, Zhang, Shen and Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the
+//! chunk's first step to step `i`, the state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of
+//! all steps solve
 //!
 //! ```text
 //! (I + L) U = R       L_ij = beta_i exp(l_i - l_j) k_i . k_j for j < i        R_i = beta_i (v_i - exp(l_i) S^T k_i)
@@ -9,10 +10,12 @@
 //! ```
 //!
 //! `(I + L)^-1` and `P` do not depend on states: `inner.cu` computes them for all chunks at once, before `chunked.cu` takes
-//! states from chunk to chunk. Without the delta rule `U` is `V`, and there is no inverse; and where there are too few
-//! heads for the device, sequences are cut into segments. A first pass computes the states at their ends, starting from
-//! zeros; the true states are then carried from segment to segment. Cotangents of states are carried in reverse. The factors of all products are rounded to the storage type, those within the inverse to
+//! states from chunk to chunk. The factors of all products are rounded to the storage type, those within the inverse to
 //! TF32; sums are in f32, and the state stays in f32.
+//!
+//! Without the delta rule `U` is `V`, and `chunked.cu` computes `P` itself. Where there are too few heads for the device,
+//! sequences are then cut into segments. A first pass computes the states at their ends, starting from zeros; the true
+//! states are carried from segment to segment. Cotangents of states are carried in reverse.
 
 mod gradient;
 
@@ -24,19 +27,25 @@ use crate::tensor::{DType, Spec};
 
 const INNER: Source<Params> =
     Source::new("matrix_state_inner", include_str!("../inner.cu")).after(&[MMA, ROWS, OF_CHUNK]);
-const CHUNKED: Source<Params> =
-    Source::new("matrix_state_chunked", include_str!("../chunked.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+const CHUNKED: Source<Params> = Source::new("matrix_state_chunked", include_str!("../chunked.cu")).after(&[
+    MMA,
+    ROWS,
+    OF_CHUNK,
+    sequences::PART,
+    TILES,
+]);
 const FACTORS_OF_SUMS: Source<Params> =
     Source::new("matrix_state_factors", include_str!("../factors.cu")).after(&[MMA, ROWS, OF_CHUNK]);
 const ENDS: Source<Params> =
-    Source::new("matrix_state_ends", include_str!("../ends.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+    Source::new("matrix_state_ends", include_str!("../ends.cu")).after(&[MMA, ROWS, OF_CHUNK, sequences::PART, TILES]);
 const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[sequences::TEXT, sequences::PART]);
+
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = include_str!("../../../../cuda/include/rows.cu");
 const OF_CHUNK: &str =
     concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../chunk.cu"));
-const TILES: &str = concat!(include_str!("../../part.cu"), include_str!("../tiles.cu"));
+const TILES: &str = include_str!("../tiles.cu");
 
 /// Threads of a block of `inner.cu`, and of `chunked.cu`.
 const INNER_THREADS: usize = 2 * CHUNK;

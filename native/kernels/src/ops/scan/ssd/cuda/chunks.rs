@@ -21,16 +21,19 @@ pub use gradient::Gradient;
 /// Sources that precede those of the kernels over chunks.
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = concat!(include_str!("../../../../cuda/include/rows.cu"), include_str!("../copies.cu"));
-const PART: &str =
-    concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../../part.cu"));
 const SEGMENTS: &str = include_str!("../segments.cu");
 const STEP_SIZE: &str = include_str!("../../step_size.cu");
 
 const STEPS: Source<Params> =
     Source::new("ssd_steps", include_str!("../steps.cu")).after(&[STEP_SIZE, sequences::TEXT]);
-const STATES: Source<Params> =
-    Source::new("ssd_states", include_str!("../states.cu")).after(&[MMA, ROWS, PART, SEGMENTS]);
-const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[PART]);
+const STATES: Source<Params> = Source::new("ssd_states", include_str!("../states.cu")).after(&[
+    MMA,
+    ROWS,
+    sequences::TEXT,
+    sequences::PART,
+    SEGMENTS,
+]);
+const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[sequences::TEXT, sequences::PART]);
 
 /// Rows of a head, as many as steps of a chunk: a warp has 16 of either.
 const WIDTH: usize = CHUNK;

@@ -20,10 +20,11 @@ use crate::cuda::Source;
 use crate::error::Result;
 use crate::ops::scan::matrix_state::Problem;
 use crate::ops::scan::matrix_state::cuda::Params;
+use crate::ops::scan::sequences::PART;
 use crate::tensor::{DType, Spec};
 
-const COTANGENTS: Source<Params> =
-    Source::new("matrix_state_cotangents", include_str!("../../cotangents.cu")).after(&[MMA, ROWS, OF_CHUNK, TILES]);
+const COTANGENTS: Source<Params> = Source::new("matrix_state_cotangents", include_str!("../../cotangents.cu"))
+    .after(&[MMA, ROWS, OF_CHUNK, PART, TILES]);
 const GRADIENTS: Source<Params> =
     Source::new("matrix_state_gradients", include_str!("../../gradients.cu")).after(&[MMA, ROWS, OF_CHUNK]);
 
@@ -78,13 +79,13 @@ pub fn shared(form: Form, keys: usize, width: usize) -> usize {
     cotangents_shared(form, keys, width).max(gradients_shared(form, keys))
 }
 
-/// Bytes of shared memory of `cotangents.cu`: as the op, with one more matrix of values.
+/// Bytes of shared memory of `cotangents.cu`: as the op, by the delta rule with one more matrix of values.
 fn cotangents_shared(form: Form, keys: usize, width: usize) -> usize {
     super::shared(form, keys, width) + of_delta(form, rows(CHUNK, width))
 }
 
-/// Bytes of shared memory of `gradients.cu`, all but sums twice: dy, dZ, U, v and both states, or in their place products
-/// of steps; q, k and factors.
+/// Bytes of shared memory of `gradients.cu`, all but sums twice: dy, U, by the delta rule dZ and v, and both states, or in
+/// their place products of steps; q, k and factors.
 fn gradients_shared(form: Form, keys: usize) -> usize {
     let twice = |bytes: usize| 2 * bytes + 2 * of_delta(form, bytes);
     let values = twice(rows(CHUNK, WIDTH)) + 2 * rows(padded(keys), WIDTH);

@@ -8,13 +8,19 @@
 //!
 //! The factors of all four products are rounded to the storage type, and sums are in f32; the state stays in f32.
 
-use super::{CHUNK, Call, MMA, PART, Params, Problem, ROWS, SEGMENTS, STEP_BYTES, Sequences, THREADS, rows};
+use super::{CHUNK, Call, MMA, Params, Problem, ROWS, SEGMENTS, STEP_BYTES, Sequences, THREADS, rows};
 use crate::cuda::{Buffer, Lane, Source, grid_size};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::sequences;
 
-const CHUNKS: Source<Params> =
-    Source::new("ssd_chunks", include_str!("../../chunks.cu")).after(&[MMA, ROWS, PART, SEGMENTS]);
+const CHUNKS: Source<Params> = Source::new("ssd_chunks", include_str!("../../chunks.cu")).after(&[
+    MMA,
+    ROWS,
+    sequences::TEXT,
+    sequences::PART,
+    SEGMENTS,
+]);
 
 /// A call that the kernels support.
 pub struct Chunks<'a>(Call<'a>);
