@@ -61,6 +61,7 @@ def main():
         "linear_attention": Suite(
             linear_attention.ON_GPU, {"linear_attention": FLA}, ENVIRONMENT
         ),
+        "gla": Suite(linear_attention.BY_KEY_ON_GPU, {"gla": FLA}, ENVIRONMENT),
         "ssd": Suite(ssd.ON_GPU, {"ssd": SSD}, ENVIRONMENT),
     }
     args = arguments(__doc__, suites)

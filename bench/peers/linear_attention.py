@@ -1,4 +1,6 @@
-"""Linear attention with a decay for each head: its inputs, its float64 truth and the workloads."""
+"""Linear attention with a decay for each head, or for each key (GLA): inputs, float64 truth and workloads."""
+
+from functools import partial
 
 import numpy as np
 
@@ -7,13 +9,13 @@ from common import Op, Workload
 CHUNK = 64
 
 
-def inputs(random, batch, length, heads, keys, values):
+def inputs(random, batch, length, heads, keys, values, by_key=False):
     of_keys, of_values = (batch, length, heads, keys), (batch, length, heads, values)
     return dict(
         q=random.standard_normal(of_keys),
         k=random.standard_normal(of_keys),
         v=random.standard_normal(of_values),
-        g=-np.exp(random.uniform(np.log(1e-3), np.log(0.5), of_keys[:3])),
+        g=-np.exp(random.uniform(np.log(1e-3), np.log(0.5), of_keys if by_key else of_keys[:3])),
         dy=random.standard_normal(of_values),
     )
 
@@ -40,12 +42,41 @@ def reference(q, k, v, g):
     return through_chunks(q, k, v, g, lambda _time, _ks, vs, _decay, _read: vs)
 
 
-def truth(_file, tensors):
-    given = {name: value for name, value in tensors.items() if name != "dy"}
-    return dict(y=reference(**given))
+def reference_by_key(q, k, v, g):
+    """As above. Decays of a chunk are within float64, so that their inverses are, too."""
+    q, k, v, g = (x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v, g))
+    q = q / np.sqrt(q.shape[-1])
+    state = np.zeros((*k.shape[:2], k.shape[3], v.shape[3]))
+    y = np.empty_like(v)
+    for first in range(0, k.shape[2], CHUNK):
+        time = slice(first, first + CHUNK)
+        log = np.cumsum(g[:, :, time], axis=2)  # [B, H, T, K]
+        qs, ks, vs = q[:, :, time] * np.exp(log), k[:, :, time] * np.exp(-log), v[:, :, time]
+        y[:, :, time] = qs @ state + np.tril(qs @ ks.swapaxes(2, 3)) @ vs
+        end = np.exp(log[:, :, -1:]).swapaxes(2, 3)
+        state = end * (state + ks.swapaxes(2, 3) @ vs)
+    return y.swapaxes(1, 2)
 
 
-OP = Op("linear_attention", inputs, truth, ours="linear_attention", type="bf16", rtol=2e-2)
+def truth(reference):
+    def of(_file, tensors):
+        given = {name: value for name, value in tensors.items() if name != "dy"}
+        return dict(y=reference(**given))
+
+    return of
+
+
+OP = Op(
+    "linear_attention", inputs, truth(reference), ours="linear_attention", type="bf16", rtol=2e-2
+)
+BY_KEY = Op(
+    "gla",
+    partial(inputs, by_key=True),
+    truth(reference_by_key),
+    ours="linear_attention",
+    type="bf16",
+    rtol=2e-2,
+)
 
 
 def workloads(op):
@@ -56,3 +87,4 @@ def workloads(op):
 
 
 ON_GPU = workloads(OP)
+BY_KEY_ON_GPU = workloads(BY_KEY)

@@ -17,6 +17,7 @@ FORMS = {
     "ssd": ssd_torch.FORMS,
     "gated_delta_rule": gated_delta_rule_torch.FORMS,
     "linear_attention": linear_attention_torch.FORMS,
+    "gla": linear_attention_torch.FORMS_BY_KEY,
     **transformer_torch.FORMS,
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,

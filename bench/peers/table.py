@@ -71,6 +71,7 @@ ABOUT = {
     "ssd": (SSD, None),
     "gated_delta_rule": (FLA, None),
     "linear_attention": (FLA, None),
+    "gla": (FLA, None),
 }
 TOOLS = {
     "bf16": ("torch",),
@@ -78,6 +79,7 @@ TOOLS = {
     "ssd": ("torch", "mamba_ssm"),
     "gated_delta_rule": ("torch", "triton", "flash-linear-attention"),
     "linear_attention": ("torch", "triton", "flash-linear-attention"),
+    "gla": ("torch", "triton", "flash-linear-attention"),
     "transformer": ("torch", "jax", "numpy", "candle"),
     "mamba": ("transformers", "torch", "numpy", "candle"),
     "mamba2": ("transformers", "torch", "jax", "numpy"),
@@ -191,7 +193,7 @@ def footer(result, suite):
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
     tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
     tools += filter(None, [v["rustc"]])  # a machine that a built program was carried to may have no compiler
-    narrow = suite in ("bf16", "gated_delta_rule", "linear_attention")
+    narrow = suite in ("bf16", "gated_delta_rule", "linear_attention", "gla")
     narrow = narrow or (suite == "ssd" and result["device"] != "cpu")
     dtype = "bfloat16" if narrow else "float32"
     return f"{place}; {', '.join(tools)}; {dtype}; {result['date']}."

@@ -152,11 +152,15 @@ pub fn gated_delta_rule_in_chunks(visit: &impl Visit, [groups, heads, keys, valu
 
 /// Visits `linear_attention`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
 pub fn linear_attention_in_chunks(visit: &impl Visit, [groups, heads, keys, values]: [usize; 4]) {
-    let one = linear_attention::inputs([1, OF_CHUNKS.iter().sum(), groups, heads, keys, values]);
-    let all = in_chunks(without(&one, &["initial_z"]), &[heads, keys, values]);
-    let options = LinearOptions { return_state: true, ..Default::default() };
-    visit.visit::<LinearAttention>(&options, &all, &[]);
-    visit.visit::<LinearAttention>(&LinearOptions::default(), &without(&all, &OPTIONAL), &[]);
+    let sizes = [1, OF_CHUNKS.iter().sum(), groups, heads, keys, values];
+    let state = LinearOptions { return_state: true, ..Default::default() };
+    for one in [linear_attention::inputs(sizes), linear_attention::by_key(sizes)] {
+        let all = in_chunks(without(&one, &["initial_z"]), &[heads, keys, values]);
+        visit.visit::<LinearAttention>(&state, &all, &[]);
+        visit.visit::<LinearAttention>(&LinearOptions::default(), &without(&all, &["initial_state"]), &[]);
+    }
+    let plain = in_chunks(without(&linear_attention::inputs(sizes), &["initial_z"]), &[heads, keys, values]);
+    visit.visit::<LinearAttention>(&LinearOptions::default(), &without(&plain, &OPTIONAL), &[]);
 }
 
 fn both<O: Differentiable>(

@@ -24,8 +24,7 @@ fn in_chunks(options: &Options, inputs: &Named<Owned>) -> bool {
     let [q, v] = ["q", "v"].map(|name| inputs.get(name).unwrap().spec().shape);
     let whole = |size: usize| size > 0 && size.is_multiple_of(8);
     let of_z = options.normalize || options.return_z || inputs.find("initial_z").is_some();
-    let by_key = inputs.find("g").is_some_and(|g| g.spec().shape.len() == 4);
-    !of_z && !by_key && q[1] >= 16 && whole(q[3]) && q[3] <= 128 && whole(v[3])
+    !of_z && q[1] >= 16 && whole(q[3]) && q[3] <= 128 && whole(v[3])
 }
 
 /// A test for each of these sizes, since the kernels for all their types and options take time to compile.
@@ -87,13 +86,16 @@ chunks_agree! {
 /// Decays as in other tests, none, and such as end a state at once.
 fn chunks(device: &Device, sizes: [usize; 6]) {
     let options = Options { return_state: true, ..Default::default() };
-    let all = without(&inputs(sizes), &["initial_z"]);
+    let [all, each_key] = [inputs(sizes), by_key(sizes)].map(|all| without(&all, &["initial_z"]));
     let gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], low, 0.2));
-    for inputs in [&all, &without(&all, &["g", "initial_state"]), &gates(-5.0)] {
+    let key_gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3], sizes[4]], low, 0.2));
+    for inputs in [&all, &without(&all, &["g", "initial_state"]), &gates(-5.0), &each_key, &key_gates(-5.0)] {
         assert!(in_chunks(&options, inputs));
         agrees(device, &options, inputs);
     }
-    agrees_alone::<LinearAttention>(device, &options, &gates(-200.0), 2.0);
+    for inputs in [gates(-200.0), key_gates(-200.0)] {
+        agrees_alone::<LinearAttention>(device, &options, &inputs, 2.0);
+    }
 }
 
 #[test]

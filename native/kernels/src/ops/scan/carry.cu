@@ -1,6 +1,7 @@
 // Replaces the states at the ends of segments by those at their starts. On entry the first segment's state starts from
 // the initial state, and those of the others from zeros. In REVERSE, cotangents of states from the last segment to the
-// first. A thread has one element of a state, that of a sequence's first segment goes through all of them.
+// first. A thread has one element of a state, that of a sequence's first segment goes through all of them. A state has
+// p.decays decays, each of as many successive elements.
 
 extern "C" __global__ void carry_states(Params p) {
     i64 id = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -9,12 +10,13 @@ extern "C" __global__ void carry_states(Params p) {
     int element = id % p.size;
     if (at.segment > 0 || at.segments == 1) return;
     const float* initial = REVERSE ? p.dlast : p.initial;
+    int decay = element / (p.size / p.decays);
     float carry = initial ? initial[at.state(p) + element] : 0.0f;
     for (int turn = 0; turn < at.segments; turn++) {
         i64 of = at.id + (i64)p.heads * (REVERSE ? at.segments - 1 - turn : turn);
         float* start = p.starts + of * p.size + element;
         float end = *start;
         *start = carry;
-        carry = turn == 0 ? end : fmaf(exp2_fast(p.totals[of]), carry, end);
+        carry = turn == 0 ? end : fmaf(exp2_fast(p.totals[of * p.decays + decay]), carry, end);
     }
 }

@@ -29,8 +29,9 @@
 //! `dn = dy / (d + 1e-10)` and `dd = -(dn . y)`. They are in the type of the arithmetic, so that this is exact.
 //!
 //! Storage is f32, f64, bf16 or f16; `g`, the states and the arithmetic are f32 (f64 for f64), and outputs are rounded
-//! once. On a GPU, 16-bit sequences with a decay for each head, or none, run in chunks on tensor cores where sizes allow,
-//! which also rounds the factors of products to 16 bits. The order of all sums depends on the sizes alone (on a GPU, also
+//! once. On a GPU, 16-bit sequences run in chunks on tensor cores where sizes allow, which also rounds the factors of
+//! products to 16 bits; with a decay for each key, `q` and `k` times the decays of a chunk are such factors, so that
+//! growth over 64 steps must not exceed the type. The order of all sums depends on the sizes alone (on a GPU, also
 //! on its model).
 //!
 //! To decode one token of running sequences, call it with a length of 1 and with the `last_state` of the call before as

@@ -2,14 +2,17 @@
 //   KEYS       keys, rounded up to whole tiles
 //   WIDTH    values of a block
 //   DELTA    whether states change by the delta rule; else U is v
+//   BY_KEY   whether each key has a decay of its own
 //   GATE, NORM   whether g is given, and whether q and k are divided by their L2 norms
 
 // Rows in shared memory are an odd number of 16-byte units long, so that eight of them start at different banks.
 constexpr int KEY_APART = KEYS + 8, VALUE_APART = WIDTH + 8, STEP_APART = CHUNK + 8;
 constexpr int SQUARE = CHUNK * CHUNK;
-// Elements of what only the delta rule needs; else one unit.
+// Elements of what only the delta rule needs, and of P where it is computed beforehand; else one unit.
 template <int COUNT>
 constexpr int OF_DELTA = DELTA ? COUNT : 8;
+template <int COUNT>
+constexpr int OF_SCORES = DELTA || BY_KEY ? COUNT : 8;
 
 // A chunk of a head of a sequence.
 struct Chunk {
@@ -36,15 +39,26 @@ struct Chunk {
     __device__ __forceinline__ i64 of_head(const Params& p) const { return step() * p.heads + head; }
 };
 
+// The least log2 of a step's decay: past it a state is 0 in f32. Larger magnitudes would cost sums the digits of the
+// steps that follow.
+constexpr float MOST_DECAY = -160.0f;
+
+__device__ __forceinline__ float log_decay(float g) {
+    float log = g * (float)LOG2_E;
+    return log < MOST_DECAY ? MOST_DECAY : log;
+}
+
+#if BY_KEY
+// log2 of each key's decay over a chunk; those of steps are in q and k already.
+struct Factors {
+    float log[KEYS];
+};
+#else
 // Factors of a chunk's steps: log2 of the decay from the chunk's start, and what q and k are multiplied by, and
 // beta.
 struct Factors {
     float log[CHUNK], q[CHUNK], k[CHUNK], beta[CHUNK];
 };
-
-// The least log2 of a step's decay: past it a state is 0 in f32. Larger magnitudes would cost sums the digits of the
-// steps that follow.
-constexpr float MOST_DECAY = -160.0f;
 
 // A warp's decays from the chunk's start.
 __device__ __forceinline__ void sum_decays(Factors& factors, const Params& p, const Chunk& at) {
@@ -53,9 +67,7 @@ __device__ __forceinline__ void sum_decays(Factors& factors, const Params& p, co
 #pragma unroll
     for (int first = 0; first < CHUNK; first += 32) {
         int i = first + lane;
-        float log = 0;
-        if (GATE && i < at.left()) log = p.g[at.of_head(p) + (i64)i * p.heads] * (float)LOG2_E;
-        log = log < MOST_DECAY ? MOST_DECAY : log;
+        float log = GATE && i < at.left() ? log_decay(p.g[at.of_head(p) + (i64)i * p.heads]) : 0.0f;
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
             float other = __shfl_up_sync(~0u, log, distance);
@@ -66,6 +78,7 @@ __device__ __forceinline__ void sum_decays(Factors& factors, const Params& p, co
         factors.log[i] = log;
     }
 }
+#endif
 
 // Queues a copy of a chunk's factors.
 __device__ __forceinline__ void copy_factors(Factors& to, const Params& p, const Chunk& at) {

@@ -7,6 +7,7 @@ struct Shared {
     STORAGE state[KEYS * VALUE_APART], u[OF_DELTA<CHUNK * VALUE_APART>];
 };
 
+#if DELTA
 // Replaces v by R = beta (v - exp(G) K S).
 __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
     const Factors& factors = stage.factors;
@@ -18,7 +19,7 @@ __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
 }
 
 // Takes the state through a chunk by the delta rule. Rows of v are reused for R, then for y.
-__device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+__device__ __forceinline__ void advance(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     const Factors& factors = stage.factors;
     Rows y, rows;
     read_out<true, !SAVE>(rows, y, stage, shared.state);
@@ -34,26 +35,36 @@ __device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& s
         add_lower(y, stage.scores, shared.u);
         write_rows(p.y, stage.values, y, p, at);
     }
-    decay(state, factors.log[CHUNK - 1]);
+    decay(state, factors);
     add_outer(state, stage.k, shared.u, [&](int t) { return weight_of_key(factors, t); });
+}
+#else
+// Adds what the steps of the chunk give to each other.
+__device__ __forceinline__ void add_own(Rows& y, const Stage& stage, const Params& p) {
+#if BY_KEY
+    add_lower(y, stage.scores, stage.values);
+#else
+    add_pairs<false>(y, stage.q, stage.k, stage.values, [&](int earlier, int later) {
+        return (float)p.scale * exp2_fast(stage.factors.log[later] - stage.factors.log[earlier]);
+    });
+#endif
 }
 
 // Takes the state through a chunk as a sum. Rows of v are reused for y.
-__device__ __forceinline__ void by_sums(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+__device__ __forceinline__ void advance(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     const Factors& factors = stage.factors;
     Rows y;
     if (!SAVE) {
         read_out<false, true>(y, y, stage, shared.state);
         scale(y, [&](int t) { return weight_of_state(factors, t, p.scale); });
-        add_pairs<false>(y, stage.q, stage.k, stage.values, [&](int earlier, int later) {
-            return (float)p.scale * exp2_fast(factors.log[later] - factors.log[earlier]);
-        });
+        add_own(y, stage, p);
     }
-    decay(state, factors.log[CHUNK - 1]);
+    decay(state, factors);
     add_outer(state, stage.k, stage.values, [&](int t) { return weight_of_key(factors, t); });
     __syncthreads();
     if (!SAVE) write_rows(p.y, stage.values, y, p, at);
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_chunked(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
@@ -73,8 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_chunked(Param
         next.index++;
         if (next.index < part.last) fetch(shared.stages[next.index % 2], p.v, p, next);
         if (SAVE) write_state(p.before, shared.state, p, at);
-        if (DELTA) by_errors(state, shared, stage, p, at);
-        else by_sums(state, shared, stage, p, at);
+        advance(state, shared, stage, p, at);
     }
     if (!SAVE && p.last && part.segment == part.segments - 1) store(state, p.last + part.state(p), p);
 }

@@ -17,11 +17,12 @@ __device__ __forceinline__ void read_back(Rows& rows, const Shared& shared, cons
 // Takes the cotangent of the state back through a chunk.
 __device__ __forceinline__ void retreat(State& state, const Stage& stage, const Params& p) {
     const Factors& factors = stage.factors;
-    decay(state, factors.log[CHUNK - 1]);
+    decay(state, factors);
     add_outer(state, stage.q, stage.values, [&](int t) { return weight_of_state(factors, t, p.scale); });
 }
 
-__device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
+#if DELTA
+__device__ __forceinline__ void through_chunk(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     const Factors& factors = stage.factors;
     Rows rows;
     read_back(rows, shared, stage);
@@ -40,18 +41,28 @@ __device__ __forceinline__ void by_errors(State& state, Shared& shared, Stage& s
     });
 }
 
+#else
+// Adds what the steps of the chunk give to each other.
+__device__ __forceinline__ void add_own(Rows& rows, const Stage& stage, const Params& p) {
+#if BY_KEY
+    add_upper(rows, stage.scores, stage.values);
+#else
+    add_pairs<true>(rows, stage.k, stage.q, stage.values, [&](int earlier, int later) {
+        return (float)p.scale * exp2_fast(stage.factors.log[later] - stage.factors.log[earlier]);
+    });
+#endif
+}
+
 // Rows of dy are reused for dv.
-__device__ __forceinline__ void by_sums(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
-    const Factors& factors = stage.factors;
+__device__ __forceinline__ void through_chunk(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     Rows rows;
     read_back(rows, shared, stage);
-    add_pairs<true>(rows, stage.k, stage.q, stage.values, [&](int earlier, int later) {
-        return (float)p.scale * exp2_fast(factors.log[later] - factors.log[earlier]);
-    });
+    add_own(rows, stage, p);
     retreat(state, stage, p);
     __syncthreads();
     write_rows(p.dv, stage.values, rows, p, at);
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_cotangents(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
@@ -71,8 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_cotangents(Pa
         next.index--;
         if (next.index >= part.first) fetch(shared.stages[next.index % 2], p.dy, p, next);
         write_state(p.after, shared.state, p, at);
-        if (DELTA) by_errors(state, shared, stage, p, at);
-        else by_sums(state, shared, stage, p, at);
+        through_chunk(state, shared, stage, p, at);
     }
     if (p.dinitial && part.segment == 0) store(state, p.dinitial + part.state(p), p);
 }

@@ -1,6 +1,5 @@
 //! The recurrences on CUDA, step by step in f32 (f64 for f64), for any type and sizes: `columns.cu`. A call with one step,
-//! as in decoding, reads and writes each state once. With a decay for each head, or none, sequences run in chunks on tensor
-//! cores where storage and sizes allow.
+//! as in decoding, reads and writes each state once. Sequences run in chunks on tensor cores where storage and sizes allow.
 
 mod backward;
 mod chunked;
@@ -59,7 +58,8 @@ params! {
         changes: u64 as "REAL*",   // dg[t] - dg[t+1], of the shape of g
         inverses: u64 as "STORAGE*", // of I + L (H, chunks of all sequences, CHUNK, CHUNK); likewise P
         scores: u64 as "STORAGE*",
-        factors: u64 as "float*",  // of the steps of chunks (H, chunks of all, 4, CHUNK)
+        factors: u64 as "float*",  // of the steps of chunks (H, chunks of all, 4, CHUNK), or decays by key (.., KEYS)
+        by_key: [u64; 2] as "STORAGE*", // q and k with decays (B, L, H, K)
         before: u64 as "STORAGE*", // states before chunks (H, chunks of all, K, V)
         after: u64 as "STORAGE*",  // cotangents of states after chunks
         inputs: u64 as "STORAGE*", // U, and dZ (B, L, H, V)
@@ -75,6 +75,7 @@ params! {
         each: i32, // chunks of a segment
         all_segments: i32,
         size: i32, // elements of the state of a head
+        decays: i32, // of a step of a head
         batch: i32,
         heads: i32,
         all_chunks: i32,
@@ -160,6 +161,7 @@ impl<'a> Call<'a> {
             chunks: problem.length.div_ceil(CHUNK) as i64,
             batch: problem.batch as i32,
             heads: problem.heads as i32,
+            decays: problem.decays() as i32,
             groups: problem.groups as i32,
             keys: problem.keys as i32,
             values: problem.values as i32,

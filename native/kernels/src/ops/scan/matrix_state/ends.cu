@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_ends(Params p
     bool is_first = part.segment == (REVERSE ? part.segments - 1 : 0);
     load(state, is_first && initial ? initial + part.state(p) : nullptr, p);
     float sum = 0;
+    int key = BY_KEY ? threadIdx.x : 0; // a thread for each decay
 #pragma unroll 1
     for (int turn = 0, chunks = part.last - part.first; turn < chunks; turn++) {
         const Inputs& inputs = stages[turn % 2];
@@ -38,14 +39,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_ends(Params p
         __syncthreads();
         at.index += REVERSE ? -1 : 1;
         if (turn + 1 < chunks) fetch(stages[1 - turn % 2], p, at);
-        float total = factors.log[CHUNK - 1];
-        decay(state, total);
+        decay(state, factors);
         add_outer(state, inputs.keys, inputs.values, [&](int t) {
-            return REVERSE ? (float)p.scale * factors.q[t] * exp2_fast(factors.log[t])
-                           : factors.k[t] * exp2_fast(total - factors.log[t]);
+            return REVERSE ? weight_of_state(factors, t, p.scale) : weight_of_key(factors, t);
         });
-        sum += total;
+        if (key < p.decays) sum += total(factors, key);
     }
     store(state, p.starts + part.id * p.size, p);
-    if (threadIdx.x == 0 && first_column(p) == 0) p.totals[part.id] = sum;
+    if (threadIdx.x < p.decays && first_column(p) == 0) p.totals[part.id * p.decays + threadIdx.x] = sum;
 }

@@ -1,20 +1,7 @@
-// The gradients of a chunk's steps from states and their cotangents, on tensor cores. A block takes one chunk of a head
-// after the other, and fetches the next while it computes. A warp has 16 steps, and a part of the keys or of the other
-// steps.
-//   WIDTH    values of a stage
-//   GROUPED  whether heads share q and k: then it writes their gradients for each head, in f32, that of q without scale
-// It also writes dbeta with DELTA, and dg with GATE.
+// The gradients of a chunk's steps from states and their cotangents, on tensor cores; after products.cu, with all keys in a
+// block. A block takes one chunk of a head after the other, and fetches the next while it computes. It also writes dbeta
+// with DELTA, and dg with GATE.
 // Limit: memory, since both states of a chunk, in the storage type, are as long as four of its rows of keys.
-
-// Warps that share 16 steps, and threads that share one in other sums.
-constexpr int SPLIT = THREADS * 16 / 32 / CHUNK, SHARE = THREADS / CHUNK;
-constexpr int OWN_KEYS = KEYS / SPLIT, OWN_SCORES = CHUNK / SPLIT;
-
-struct Stage {
-    STORAGE dy[CHUNK * VALUE_APART], u[CHUNK * VALUE_APART];
-    STORAGE dz[OF_DELTA<CHUNK * VALUE_APART>], v[OF_DELTA<CHUNK * VALUE_APART>];
-    STORAGE before[KEYS * VALUE_APART], after[KEYS * VALUE_APART];
-};
 
 // Sums over keys of each step, by part of the keys: inner products of its q or k and parts of their gradients.
 typedef float Parts[SPLIT][CHUNK];
@@ -66,83 +53,6 @@ __device__ __forceinline__ float whole(const Parts& parts, int step) {
 #pragma unroll
     for (int i = 0; i < SPLIT; i++) sum += parts[i][step];
     return sum;
-}
-
-// The sum over the first COUNT neighbouring threads, in all of them.
-template <int COUNT>
-__device__ __forceinline__ float sum_over(float sum) {
-#pragma unroll
-    for (int distance = 1; distance < COUNT; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    return sum;
-}
-
-typedef Sums Keys[1][OWN_KEYS / 8];
-typedef Sums Squares[1][OWN_SCORES / 8];
-
-__device__ __forceinline__ int own_step() { return warp() % 4 * 16; }
-__device__ __forceinline__ int own_part() { return warp() / 4; }
-
-// Queues copies of a block of values as one group.
-__device__ __forceinline__ void fetch(Stage& stage, const Params& p, const Chunk& at, int first) {
-    i64 rows = at.values(p) + first, stride = (i64)p.heads * p.values;
-    int left = at.left() < CHUNK ? at.left() : CHUNK, width = p.values - first;
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.dy, p.dy + rows, stride, left, width);
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.u, (DELTA ? p.inputs : p.v) + rows, stride, left, width);
-    if (DELTA) {
-        copy_rows<WIDTH / 8, VALUE_APART>(stage.dz, p.dz + rows, stride, left, width);
-        copy_rows<WIDTH / 8, VALUE_APART>(stage.v, p.v + rows, stride, left, width);
-    }
-    i64 state = at.id(p) * p.keys * p.values + first;
-#pragma unroll
-    for (int key = 0; key < KEYS; key += CHUNK) {
-        i64 from = state + (i64)key * p.values;
-        copy_rows<WIDTH / 8, VALUE_APART>(stage.before + key * VALUE_APART, p.before + from, p.values, p.keys - key, width);
-        copy_rows<WIDTH / 8, VALUE_APART>(stage.after + key * VALUE_APART, p.after + from, p.values, p.keys - key, width);
-    }
-    commit();
-}
-
-// A warp's sums over values.
-struct Products {
-    Keys dy_before, dz_before, u_after;
-    Squares dy_u, dz_u;
-};
-
-__device__ __forceinline__ void add(Products& to, const Stage& stage) {
-    auto left = [&](const STORAGE* rows) { return left_at<VALUE_APART>(rows + own_step() * VALUE_APART); };
-    unsigned dy_at = left(stage.dy), dz_at = left(stage.dz), u_at = left(stage.u);
-    unsigned before = right_at<VALUE_APART>(stage.before + own_part() * OWN_KEYS * VALUE_APART);
-    unsigned after = right_at<VALUE_APART>(stage.after + own_part() * OWN_KEYS * VALUE_APART);
-    unsigned others = right_at<VALUE_APART>(stage.u + own_part() * OWN_SCORES * VALUE_APART);
-#pragma unroll
-    for (int d = 0; d < WIDTH; d += 16) {
-        Left dy, dz, u;
-        load_tiles(dy, dy_at + 2 * d);
-        if (DELTA) load_tiles(dz, dz_at + 2 * d);
-        load_tiles(u, u_at + 2 * d);
-#pragma unroll
-        for (int n = 0; n < OWN_KEYS; n += 16) {
-            unsigned right[4], other[4];
-            load_tiles(right, before + 2 * (n * VALUE_APART + d));
-            load_tiles(other, after + 2 * (n * VALUE_APART + d));
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                multiply_add(to.dy_before[0][n / 8 + e], dy, right[2 * e], right[2 * e + 1]);
-                if (DELTA) multiply_add(to.dz_before[0][n / 8 + e], dz, right[2 * e], right[2 * e + 1]);
-                multiply_add(to.u_after[0][n / 8 + e], u, other[2 * e], other[2 * e + 1]);
-            }
-        }
-#pragma unroll
-        for (int n = 0; n < OWN_SCORES; n += 16) {
-            unsigned right[4];
-            load_tiles(right, others + 2 * (n * VALUE_APART + d));
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                multiply_add(to.dy_u[0][n / 8 + e], dy, right[2 * e], right[2 * e + 1]);
-                if (DELTA) multiply_add(to.dz_u[0][n / 8 + e], dz, right[2 * e], right[2 * e + 1]);
-            }
-        }
-    }
 }
 
 // A thread's part of a step's dZ . v; neighbouring threads share a step.
@@ -224,16 +134,6 @@ __device__ __forceinline__ void write_scores(Scores& scores, const Inputs& input
         }
 }
 
-// Calls `use` with each pair of a lane's sums of keys, its step and its first key.
-template <class Use>
-__device__ __forceinline__ void each_pair(Keys& keys, Use use) {
-#pragma unroll
-    for (int n = 0; n < OWN_KEYS / 8; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            use(&keys[0][n][2 * half], half, own_step() + sum_row(0, half), own_part() * OWN_KEYS + sum_column(n));
-}
-
 template <class Factor>
 __device__ __forceinline__ void scale(Keys& keys, Factor of) {
     each_pair(keys, [&](float* pair, int, int step, int) {
@@ -308,13 +208,6 @@ __device__ __forceinline__ void find_gradients(const Work& on, Products& product
     write_dots(dots.k, dk, k);
 }
 
-__device__ __forceinline__ void write_for_group(float* to, Keys& keys, const Params& p, const Chunk& at) {
-    each_pair(keys, [&](const float* pair, int, int step, int key) {
-        if (step < at.left() && key < p.keys)
-            *(float2*)(to + (at.of_head(p) + (i64)step * p.heads) * p.keys + key) = {pair[0], pair[1]};
-    });
-}
-
 // Writes the gradient of x: with NORM `sums` is that of the normalized z = x f, and dx = f (dz - z (z . dz)).
 __device__ __forceinline__ void write_keys(STORAGE* to, Keys& keys, STORAGE* rows, const Parts& dots, const float* factors,
                                            float scale, const Params& p, const Chunk& at) {
@@ -331,13 +224,7 @@ __device__ __forceinline__ void write_keys(STORAGE* to, Keys& keys, STORAGE* row
         *(unsigned*)row = pack(factor * fmaf(-along[half], low, pair[0]), factor * fmaf(-along[half], high, pair[1]));
     });
     __syncwarp();
-#pragma unroll
-    for (int unit = threadIdx.x % 32; unit < 16 * OWN_KEYS / 8; unit += 32) {
-        int step = own_step() + unit / (OWN_KEYS / 8), key = own_part() * OWN_KEYS + unit % (OWN_KEYS / 8) * 8;
-        if (step < at.left() && key < p.keys)
-            *(int4*)(to + at.keys(p) + (i64)step * p.groups * p.keys + key) =
-                *(const int4*)(rows + step * KEY_APART + key);
-    }
+    store_keys(to, rows, p, at);
 }
 
 // Replaces the elements of each row by the sums of those before them.

@@ -22,7 +22,7 @@ __device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x
 // The inputs of a chunk: `values` are v, or dy.
 struct Stage {
     STORAGE q[CHUNK * KEY_APART], k[CHUNK * KEY_APART], values[CHUNK * VALUE_APART];
-    STORAGE inverse[OF_DELTA<CHUNK * STEP_APART>], scores[OF_DELTA<CHUNK * STEP_APART>];
+    STORAGE inverse[OF_DELTA<CHUNK * STEP_APART>], scores[OF_SCORES<CHUNK * STEP_APART>];
     Factors factors;
 };
 
@@ -32,10 +32,8 @@ __device__ __forceinline__ void fetch(Stage& stage, const STORAGE* values, const
     int first = first_column(p);
     copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values, at.left(),
                                       p.values - first);
-    if (DELTA) {
-        copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
-        copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
-    }
+    if (DELTA) copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
+    if (DELTA || BY_KEY) copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
     copy_factors(stage.factors, p, at);
     commit();
 }
@@ -192,12 +190,21 @@ __device__ __forceinline__ void add_upper(Rows& to, const STORAGE* a, const STOR
     }
 }
 
-// The weights of a chunk's steps: of the state in y, and of keys in the state after the chunk.
+// The weights of a chunk's steps: of the state in y, and of keys in the state after the chunk. With BY_KEY they are in q
+// and k.
 __device__ __forceinline__ float weight_of_state(const Factors& factors, int t, float scale) {
+#if BY_KEY
+    return 1;
+#else
     return scale * factors.q[t] * exp2_fast(factors.log[t]);
+#endif
 }
 __device__ __forceinline__ float weight_of_key(const Factors& factors, int t) {
+#if BY_KEY
+    return 1;
+#else
     return factors.k[t] * exp2_fast(factors.log[CHUNK - 1] - factors.log[t]);
+#endif
 }
 
 // Adds to a warp's steps the rows of the steps up to each, or with LATER from it on, weighted by the product of keys of
@@ -246,7 +253,7 @@ __device__ __forceinline__ void add_outer(State& state, const STORAGE* keys, con
         Left left[1][1];
         load_turned_tiles(left[0][0], keys_at + 2 * k * KEY_APART);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < 2 && !BY_KEY; half++) {
             int step = k + 8 * half + sum_column(0);
             float low = weight(step), high = weight(step + 1);
 #pragma unroll
@@ -257,11 +264,16 @@ __device__ __forceinline__ void add_outer(State& state, const STORAGE* keys, con
     }
 }
 
-__device__ __forceinline__ void decay(State& state, float log) {
-    float factor = exp2_fast(log);
+// log2 of the decay of a key's row over a chunk.
+__device__ __forceinline__ float total(const Factors& factors, int key) { return factors.log[BY_KEY ? key : CHUNK - 1]; }
+
+// Takes the decay of the state over a chunk.
+__device__ __forceinline__ void decay(State& state, const Factors& factors) {
 #pragma unroll
-    for (int n = 0; n < STATE_WIDTH / 8; n++)
+    for (int half = 0; half < 2; half++) {
+        float factor = exp2_fast(total(factors, state_row() + sum_row(0, half)));
 #pragma unroll
-        for (int e = 0; e < 4; e++) state[0][n][e] *= factor;
+        for (int n = 0; n < STATE_WIDTH / 8; n++) state[0][n][2 * half] *= factor, state[0][n][2 * half + 1] *= factor;
+    }
 }
 

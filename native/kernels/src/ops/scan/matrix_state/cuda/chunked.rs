@@ -1,4 +1,4 @@
-//! Recurrences with a decay for each head in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of
+//! The recurrences in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of
 //! Yang, Wang, Zhang, Shen and Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the
 //! chunk's first step to step `i`, the state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of
 //! all steps solve
@@ -13,7 +13,15 @@
 //! states from chunk to chunk. The factors of all products are rounded to the storage type, those within the inverse to
 //! TF32; sums are in f32, and the state stays in f32.
 //!
-//! Without the delta rule `U` is `V`, and `chunked.cu` computes `P` itself. Where there are too few heads for the device,
+//! Without the delta rule `U` is `V`, and `chunked.cu` computes `P` itself. With a decay for each key, `by_key.cu` puts
+//! decays into `q` and `k` and computes `P` before (section 4 of Yang, Wang, Shen, Panda and Kim 2024, arXiv 2312.06635):
+//!
+//! ```text
+//! y_i = (scale exp(l_i) * q_i) S + sum_{j <= i} P_ij v_j              P_ij = scale sum_k q_ik k_jk exp(l_ik - l_jk)
+//! S  <- Diag(exp(l_T)) S + sum_j (exp(l_T - l_j) * k_j) v_j^T
+//! ```
+//!
+//! Where there are too few heads for the device,
 //! sequences are then cut into segments. A first pass computes the states at their ends, starting from zeros; the true
 //! states are carried from segment to segment. Cotangents of states are carried in reverse.
 
@@ -38,6 +46,8 @@ const FACTORS_OF_SUMS: Source<Params> =
     Source::new("matrix_state_factors", include_str!("../factors.cu")).after(&[MMA, ROWS, OF_CHUNK]);
 const ENDS: Source<Params> =
     Source::new("matrix_state_ends", include_str!("../ends.cu")).after(&[MMA, ROWS, OF_CHUNK, sequences::PART, TILES]);
+const BY_KEY: Source<Params> =
+    Source::new("matrix_state_by_key", include_str!("../by_key.cu")).after(&[MMA, ROWS, OF_CHUNK, DECAYS]);
 const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[sequences::TEXT, sequences::PART]);
 
 /// Sources that precede those of the kernels over chunks.
@@ -46,6 +56,7 @@ const ROWS: &str = include_str!("../../../../cuda/include/rows.cu");
 const OF_CHUNK: &str =
     concat!(include_str!("../../sequence.cu"), include_str!("../../sequences.cu"), include_str!("../chunk.cu"));
 const TILES: &str = include_str!("../tiles.cu");
+const DECAYS: &str = include_str!("../decays.cu");
 
 /// Threads of a block of `inner.cu`, and of `chunked.cu`.
 const INNER_THREADS: usize = 2 * CHUNK;
@@ -61,9 +72,6 @@ const LEAST_CHUNKS: usize = 8;
 /// Elements of an asynchronous copy, and its bytes.
 const UNIT: usize = 8;
 const UNIT_BYTES: u64 = 16;
-/// Elements of a chunk's factors.
-const FACTORS: usize = 4 * CHUNK;
-
 /// A call that runs in chunks.
 pub struct Chunked<'a> {
     call: Call<'a>,
@@ -82,13 +90,19 @@ impl<'a> Chunked<'a> {
     fn new(call: Call<'a>, sequences: Sequences<'a>, width: usize) -> Result<Chunked<'a>> {
         let mut chunked = Chunked { call, sequences, width, temporary: vec![] };
         chunked.cut()?;
-        let Problem { values, dtype, .. } = *chunked.call.problem;
+        let Problem { batch, length, heads, keys, values, dtype, form, .. } = *chunked.call.problem;
         let square = Spec::new(dtype, &[chunked.chunks(), CHUNK, CHUNK])?;
-        if chunked.call.problem.form == Form::Delta {
+        if form == Form::Delta {
             chunked.call.params.inverses = chunked.hold(square)?;
+        }
+        if form == Form::ByKey {
+            let rows = Spec::new(dtype, &[batch, length, heads, keys])?;
+            chunked.call.params.by_key = [chunked.hold(rows)?, chunked.hold(rows)?];
+        }
+        if form != Form::ByHead {
             chunked.call.params.scores = chunked.hold(square)?;
         }
-        chunked.call.params.factors = chunked.hold(Spec::new(DType::F32, &[chunked.chunks(), FACTORS])?)?;
+        chunked.call.params.factors = chunked.hold(Spec::new(DType::F32, &[chunked.chunks(), factors(form, keys)])?)?;
         chunked.call.params.blocks = values.div_ceil(width) as i32;
         Ok(chunked)
     }
@@ -104,13 +118,13 @@ impl<'a> Chunked<'a> {
         let (table, segments) = (sequences.table(each, usize::MAX, lane)?, sequences.segments(each));
         let held = if segments > sequences.count() { segments * heads } else { 0 };
         let numbers = |of: usize| Spec::new(DType::F32, &[held, of]);
-        let size = self.call.problem.state();
+        let (size, decays) = (self.call.problem.state(), self.call.problem.decays());
         self.call.params = Params {
             sequences: table.sequences,
             of_segments: table.of_segments,
             of_chunks: table.of_chunks,
             starts: self.hold(numbers(size)?)?,
-            totals: self.hold(numbers(1)?)?,
+            totals: self.hold(numbers(decays)?)?,
             segments: (segments / sequences.count()) as i32,
             each: each as i32,
             all_segments: segments as i32,
@@ -159,13 +173,17 @@ impl<'a> Chunked<'a> {
         self.sequences.chunks() * self.call.problem.heads
     }
 
-    /// Queues the factors of all chunks, and by the delta rule their matrices.
+    /// Queues what does not depend on states: the factors of all chunks, and the matrices of a form that has them.
     fn inner(&self) -> Result<()> {
-        let width = format!("-DWIDTH={}", self.width);
-        if self.call.problem.form == Form::Delta {
-            return self.launch(&INNER, &width, INNER_THREADS, self.chunks(), inner_shared(self.call.problem.keys));
+        let (width, chunks, keys) = (format!("-DWIDTH={}", self.width), self.chunks(), self.call.problem.keys);
+        match self.call.problem.form {
+            Form::Delta => self.launch(&INNER, &width, [INNER_THREADS, chunks, inner_shared(keys)], &self.call.params),
+            Form::ByKey => self.launch(&BY_KEY, &width, [THREADS, chunks, by_key_shared(keys)], &self.call.params),
+            Form::ByHead => {
+                let blocks = (32 * chunks).div_ceil(THREADS);
+                self.launch(&FACTORS_OF_SUMS, &width, [THREADS, blocks, 0], &self.call.params)
+            }
         }
-        self.launch(&FACTORS_OF_SUMS, &width, THREADS, (32 * self.chunks()).div_ceil(THREADS), 0)
     }
 
     /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where some sequence
@@ -176,7 +194,7 @@ impl<'a> Chunked<'a> {
             return Ok(());
         }
         let reverse = format!("-DREVERSE={}", u32::from(reverse));
-        self.states(&ENDS, &reverse, ends_shared(problem.keys, self.width))?;
+        self.states(&ENDS, &reverse, ends_shared(problem.form, problem.keys, self.width))?;
         let options = format!("{} {} {reverse}", self.call.options(), self.sequences.option());
         let kernel = lane.device().kernel(&CARRY, &options)?;
         // SAFETY: as below; `starts` and `totals` are allocated for these segments.
@@ -185,9 +203,14 @@ impl<'a> Chunked<'a> {
 
     /// Queues a pass of states through time.
     fn states(&self, source: &Source<Params>, options: &str, shared: usize) -> Result<()> {
-        let Params { all_segments, blocks, .. } = self.call.params;
-        let blocks = all_segments as usize * self.call.problem.heads * blocks as usize;
-        self.launch(source, &format!("-DWIDTH={} {options}", self.width), THREADS, blocks, shared)
+        let Call { problem, params, .. } = self.call;
+        let blocks = params.all_segments as usize * problem.heads * params.blocks as usize;
+        // With decays in them, each head has its own q and k.
+        let params = match (problem.form, params.by_key) {
+            (Form::ByKey, [q, k]) => Params { q, k, groups: params.heads, ..params },
+            _ => params,
+        };
+        self.launch(source, &format!("-DWIDTH={} {options}", self.width), [THREADS, blocks, shared], &params)
     }
 
     /// Queues blocks of a kernel that uses `shared` bytes of shared memory.
@@ -195,11 +218,10 @@ impl<'a> Chunked<'a> {
         &self,
         source: &Source<Params>,
         options: &str,
-        threads: usize,
-        blocks: usize,
-        shared: usize,
+        [threads, blocks, shared]: [usize; 3],
+        params: &Params,
     ) -> Result<()> {
-        let Call { problem, lane, params } = &self.call;
+        let Call { problem, lane, .. } = &self.call;
         let options = format!(
             "{} {} -DTILES=1 -DHALF={} -DKEYS={} -DTHREADS={threads} {options}",
             self.call.options(),
@@ -216,15 +238,14 @@ impl<'a> Chunked<'a> {
 
 /// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
 fn supports(call: &Call, sequences: &Sequences) -> bool {
-    let Problem { batch, length, heads, keys, values, dtype, form, .. } = *call.problem;
+    let Problem { batch, length, heads, keys, values, dtype, .. } = *call.problem;
     let Params { q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial, .. } = call.params;
     let whole = |size: usize| size > 0 && size.is_multiple_of(UNIT);
     let sizes = whole(keys) && keys <= MOST_KEYS && whole(values) && sequences.count() * heads > 0;
     let steps = sequences.longest() >= LEAST && batch * length < MOST_STEPS;
     let copied = [q, k, v, y, dy, initial, last, dlast, dq, dk, dv, dinitial];
     let aligned = copied.iter().all(|address| address.is_multiple_of(UNIT_BYTES));
-    let kind = form != Form::ByKey && dtype.size() == 2;
-    kind && sizes && steps && aligned && call.lane.device().facts().capability >= (8, 0)
+    dtype.size() == 2 && sizes && steps && aligned && call.lane.device().facts().capability >= (8, 0)
 }
 
 /// Keys, rounded up to what the warps share evenly.
@@ -237,25 +258,43 @@ fn rows(count: usize, width: usize) -> usize {
     2 * count * (width + UNIT)
 }
 
-/// Bytes of what only the delta rule needs: `bytes`, else one unit.
+/// Bytes of what only the delta rule needs, and of P where it is computed beforehand: `bytes`, else one unit.
 fn of_delta(form: Form, bytes: usize) -> usize {
     if form == Form::Delta { bytes } else { UNIT_BYTES as usize }
+}
+fn of_scores(form: Form) -> usize {
+    if form == Form::ByHead { UNIT_BYTES as usize } else { rows(CHUNK, CHUNK) }
+}
+
+/// Elements of a chunk's factors.
+fn factors(form: Form, keys: usize) -> usize {
+    if form == Form::ByKey { padded(keys) } else { 4 * CHUNK }
+}
+
+/// Bytes of the decays of a chunk's steps for `keys` keys: of steps, and up to them.
+fn decays(keys: usize) -> usize {
+    4 * 2 * CHUNK * (keys + 4)
 }
 
 /// Bytes of shared memory of `inner.cu`: q and k, L in f32, and factors.
 fn inner_shared(keys: usize) -> usize {
-    2 * rows(CHUNK, padded(keys)) + 2 * rows(CHUNK, CHUNK) + 4 * FACTORS
+    2 * rows(CHUNK, padded(keys)) + 2 * rows(CHUNK, CHUNK) + 4 * factors(Form::Delta, keys)
+}
+
+/// Bytes of shared memory of `by_key.cu`: q and k, P, and decays.
+fn by_key_shared(keys: usize) -> usize {
+    2 * rows(CHUNK, padded(keys)) + rows(CHUNK, CHUNK) + decays(padded(keys))
 }
 
 /// Bytes of shared memory of `ends.cu`: two stages of keys, values and factors.
-fn ends_shared(keys: usize, width: usize) -> usize {
-    2 * (rows(CHUNK, padded(keys)) + rows(CHUNK, width) + 4 * FACTORS)
+fn ends_shared(form: Form, keys: usize, width: usize) -> usize {
+    2 * (rows(CHUNK, padded(keys)) + rows(CHUNK, width) + 4 * factors(form, keys))
 }
 
-/// Bytes of shared memory of `chunked.cu`: two stages of q, k, v and factors, and the state; by the delta rule also both
-/// matrices in each stage, and U.
+/// Bytes of shared memory of `chunked.cu`: two stages of q, k, v, factors and the matrices that are computed beforehand,
+/// and the state; by the delta rule also U.
 fn shared(form: Form, keys: usize, width: usize) -> usize {
-    let matrices = 2 * of_delta(form, rows(CHUNK, CHUNK));
-    let stage = 2 * rows(CHUNK, padded(keys)) + rows(CHUNK, width) + matrices + 4 * FACTORS;
+    let matrices = of_delta(form, rows(CHUNK, CHUNK)) + of_scores(form);
+    let stage = 2 * rows(CHUNK, padded(keys)) + rows(CHUNK, width) + matrices + 4 * factors(form, keys);
     2 * stage + rows(padded(keys), width) + of_delta(form, rows(CHUNK, width))
 }

@@ -95,6 +95,7 @@ params! {
         all_chunks: i32,
         all_segments: i32,
         size: i32, // elements of the state of a head
+        decays: i32, // of it, for `carry_states`
         first_part: i64,
         part_steps: i64,
         whole: i32, // chunks whose groups have one part
@@ -135,6 +136,7 @@ impl Params {
             heads: problem.heads as i32,
             groups: problem.groups as i32,
             size: (problem.width * problem.state) as i32,
+            decays: 1,
             wide_skip: i32::from(problem.wide_skip),
             lo: lo as f32,
             hi: hi as f32,

@@ -13,25 +13,33 @@
 //! `dg` of step `t` sums, over all that passes from before `t` to `t` or later, what it adds to the loss: from `S` to steps
 //! and to the state after the chunk, and from earlier steps to these. No two of these sums cancel by construction, as
 //! differences of whole gradients would. A first pass repeats the op and keeps the states before chunks and `U`, a second
-//! one goes backwards and keeps `G` and `dZ`; the rest is done for all chunks at once, in `gradients.cu`.
+//! one goes backwards and keeps `G` and `dZ`; the rest is done for all chunks at once, in `gradients.cu`, or with a decay for
+//! each key in `key_gradients.cu`.
 
-use super::{CHUNK, CHUNKED, Chunked, FACTORS, Form, MMA, OF_CHUNK, ROWS, TILES, of_delta, padded, rows};
+use super::{
+    CHUNK, CHUNKED, Chunked, DECAYS, Form, MMA, OF_CHUNK, ROWS, TILES, decays, factors, of_delta, padded, rows,
+};
 use crate::cuda::Source;
 use crate::error::Result;
 use crate::ops::scan::matrix_state::Problem;
 use crate::ops::scan::matrix_state::cuda::Params;
-use crate::ops::scan::sequences::PART;
+use crate::ops::scan::sequences;
 use crate::tensor::{DType, Spec};
 
 const COTANGENTS: Source<Params> = Source::new("matrix_state_cotangents", include_str!("../../cotangents.cu"))
-    .after(&[MMA, ROWS, OF_CHUNK, PART, TILES]);
+    .after(&[MMA, ROWS, OF_CHUNK, sequences::PART, TILES]);
 const GRADIENTS: Source<Params> =
-    Source::new("matrix_state_gradients", include_str!("../../gradients.cu")).after(&[MMA, ROWS, OF_CHUNK]);
+    Source::new("matrix_state_gradients", include_str!("../../gradients.cu")).after(&[MMA, ROWS, OF_CHUNK, PRODUCTS]);
+const KEY_GRADIENTS: Source<Params> = Source::new("matrix_state_key_gradients", include_str!("../../key_gradients.cu"))
+    .after(&[MMA, ROWS, OF_CHUNK, PRODUCTS, DECAYS]);
+const PRODUCTS: &str = include_str!("../../products.cu");
 
-/// Warps of `gradients.cu` that share 16 steps, its threads, and the values of a stage.
+/// Warps of `products.cu` that share 16 steps, its threads, and the values of a stage.
 const SPLIT: usize = 2;
 const THREADS: usize = SPLIT * 2 * CHUNK;
 const WIDTH: usize = 64;
+/// Keys of a block of `key_gradients.cu`.
+const PART: usize = 64;
 
 impl Chunked<'_> {
     /// Queues the gradient.
@@ -43,10 +51,26 @@ impl Chunked<'_> {
         self.states(&CHUNKED, "-DSAVE=1", super::shared(form, keys, self.width))?;
         self.starts(true)?;
         self.states(&COTANGENTS, "", cotangents_shared(form, keys, self.width))?;
-        let options = format!("-DWIDTH={WIDTH} -DGROUPED={}", u32::from(self.is_grouped()));
-        let blocks = self.chunks().min(self.call.lane.device().facts().multiprocessors as usize);
-        self.launch(&GRADIENTS, &options, THREADS, blocks, gradients_shared(form, keys))?;
+        self.gradients()?;
         if self.is_grouped() { self.call.finish(false) } else { Ok(()) }
+    }
+
+    /// Queues the gradients of all chunks.
+    fn gradients(&self) -> Result<()> {
+        let Problem { keys, form, .. } = *self.call.problem;
+        let options = |part| format!("-DWIDTH={WIDTH} -DPART={part} -DGROUPED={}", u32::from(self.is_grouped()));
+        if form == Form::ByKey {
+            let blocks = self.chunks() * keys.div_ceil(PART);
+            return self.launch(
+                &KEY_GRADIENTS,
+                &options(PART),
+                [THREADS, blocks, key_gradients_shared()],
+                &self.call.params,
+            );
+        }
+        let blocks = self.chunks().min(self.call.lane.device().facts().multiprocessors as usize);
+        let sizes = [THREADS, blocks, gradients_shared(form, keys)];
+        self.launch(&GRADIENTS, &options(padded(keys)), sizes, &self.call.params)
     }
 
     /// Whether heads share `q` and `k`, so that their gradients are summed.
@@ -76,7 +100,8 @@ impl Chunked<'_> {
 
 /// Bytes of shared memory of the kernel that uses most.
 pub fn shared(form: Form, keys: usize, width: usize) -> usize {
-    cotangents_shared(form, keys, width).max(gradients_shared(form, keys))
+    let gradients = if form == Form::ByKey { key_gradients_shared() } else { gradients_shared(form, keys) };
+    cotangents_shared(form, keys, width).max(gradients)
 }
 
 /// Bytes of shared memory of `cotangents.cu`: as the op, by the delta rule with one more matrix of values.
@@ -90,7 +115,15 @@ fn gradients_shared(form: Form, keys: usize) -> usize {
     let twice = |bytes: usize| 2 * bytes + 2 * of_delta(form, bytes);
     let values = twice(rows(CHUNK, WIDTH)) + 2 * rows(padded(keys), WIDTH);
     let products = twice(rows(CHUNK, CHUNK)) + 4 * CHUNK * (CHUNK + 1);
-    let inputs = 2 * rows(CHUNK, padded(keys)) + 4 * FACTORS;
+    let inputs = 2 * rows(CHUNK, padded(keys)) + 4 * factors(form, keys);
     let sums = 4 * (6 * SPLIT * CHUNK + CHUNK + THREADS / 32);
     2 * (values.max(products) + inputs) + sums
+}
+
+/// Bytes of shared memory of `key_gradients.cu`: q and k; dy, v and both states, or in their place decays and a matrix; sums
+/// of tiles and of states.
+fn key_gradients_shared() -> usize {
+    let values = 2 * rows(CHUNK, WIDTH) + 2 * rows(PART, WIDTH);
+    let pairs = decays(PART) + rows(CHUNK, CHUNK);
+    2 * rows(CHUNK, PART) + values.max(pairs) + 4 * (2 * CHUNK / 16 + 1) * PART
 }
