@@ -39,6 +39,7 @@ KINDS = {
     "packed_cuda": tables.packed,
     "quant_h200": tables.quant_products,
     "telemetry_": tables.telemetry,
+    "train_": tables.train,
     "training_step_": tables.training_step,
     "xla_": tables.xla,
 }

@@ -203,6 +203,18 @@ def long(path):
     return [grid(head, body), machine(about)]
 
 
+def train(path):
+    rows, about = rows_of(path)
+    body = []
+    for row in rows:
+        of_one = next(one for one in rows if one["gpus"] == 1 and all(one[k] == row[k] for k in ("model", "batch", "length")))
+        sizes = f"{row['model']}, {row['batch']} x {row['length'] - 1}"
+        times = [cell(row["ms"]), f"{row['tokens_per_second']:,.0f}", f"{of_one['ms'] / row['ms']:.2f}"]
+        body.append([sizes, str(row["gpus"]), *times, *(f"{row['losses'][step]:.5f}" for step in (0, 1, 4))])
+    head = ["model, batch", "GPUs", "a step", "tokens a second", "times faster", "loss of step 1", "2", "5"]
+    return [grid(head, body), machine(about)]
+
+
 def mamba_time(path):
     rows, _ = rows_of(path)
     types = distinct(rows, "dtype")

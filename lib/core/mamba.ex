@@ -383,6 +383,12 @@ defmodule Sidewinder.Mamba do
 
   It runs on its own too (`Nx.Serving.run/2`), and `Nx.Serving.batched_run/2` finds it on another node of a cluster.
 
+  Copies of one model on several GPUs serve under one name, each with batches of its own, where the serving is started with
+  `partitions: true`:
+
+      models = for i <- 0..1, do: Sidewinder.Mamba.load("mamba-130m-hf", backend: {:cuda, i})
+      {Nx.Serving, serving: Sidewinder.Mamba.serving(models), name: MyApp.Text, partitions: true}
+
   A request is a prompt, a text or a list of tokens, or `{prompt, options}`, and gives what `generate/3` gives, within
   rounding: the text or the tokens, or with `stream: true` a stream of pieces of text or of tokens. Without streams a
   request may also be a list of such requests, and gives a list.
@@ -398,9 +404,12 @@ defmodule Sidewinder.Mamba do
   An error in a request is raised in the process that asks, as `Sidewinder.Error`; over a cluster that process exits
   with it.
   """
-  @spec serving(t, keyword) :: struct
-  def serving(%__MODULE__{} = model, options \\ []) do
+  @spec serving(t | [t, ...], keyword) :: struct
+  def serving(models, options \\ []) do
     serving = Sidewinder.Mamba.Serving
+    models = if is_list(models), do: models, else: [models]
+    models? = models != [] and Enum.all?(models, &is_struct(&1, __MODULE__))
+    Options.check!(models, models?, :model, "a Sidewinder.Mamba, or a list of them")
 
     unless Code.ensure_loaded?(serving) do
       raise Error.new(:unavailable, "Nx",
@@ -410,16 +419,16 @@ defmodule Sidewinder.Mamba do
             )
     end
 
-    apply(serving, :new, [model, options])
+    apply(serving, :new, [models, options])
   end
 
   @doc false
   # The model of a trainer as it is now.
-  def learnt(%{ref: trainer, model: model}, options) do
+  def learnt(%{ref: trainer, model: model} = from, options) do
     {options, where} = options!(options, @loading -- [:copy])
 
     {scheduler, target} =
-      if where == [], do: {model.scheduler, nil}, else: Kernel.residence(where)
+      if where == [], do: {from.scheduler, nil}, else: Kernel.residence(where)
 
     loading = loading(options)
 

@@ -86,7 +86,7 @@ defmodule Sidewinder.Native do
   def mamba_prefill_io(_session, _input, _wanted, _watch), do: missing()
   def mamba_loss_cpu(_session, _input, _watch), do: missing()
   def mamba_loss_io(_session, _input, _watch), do: missing()
-  def mamba_trainer(_model), do: missing()
+  def mamba_trainer(_model, _targets), do: missing()
   def mamba_learn_cpu(_trainer, _input, _how, _watch), do: missing()
   def mamba_learn_io(_trainer, _input, _how, _watch), do: missing()
   def mamba_learnt(_trainer, _loading, _target, _watch), do: missing()

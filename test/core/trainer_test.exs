@@ -49,6 +49,29 @@ defmodule Sidewinder.TrainerTest do
       assert Trainer.step(trainer, @batch).loss < loss
     end
 
+    test "is the same on several devices" do
+      model = model()
+      [one, two] = [Trainer.new(model), Trainer.new(model, devices: [:cpu, :cpu], threads: 1)]
+
+      for _ <- 1..5 do
+        [one, two] = for trainer <- [one, two], do: Trainer.step(trainer, @batch)
+        assert_in_delta one.loss, two.loss, 1.0e-4
+        assert_in_delta one.norm, two.norm, 1.0e-3
+      end
+
+      assert Mamba.loss(Trainer.model(two), hd(@batch)) < Mamba.loss(model, hd(@batch))
+    end
+
+    test "refuses devices that cannot share a batch" do
+      model = model()
+      assert refused(fn -> Trainer.new(model, devices: []) end).argument == "devices"
+      assert refused(fn -> Trainer.new(model, devices: :cpu) end).argument == "devices"
+      assert refused(fn -> Trainer.new(model, devices: [:gpu]) end).argument == "backend"
+      assert refused(fn -> Trainer.new(model, device: 0) end).kind == :option
+      many = Trainer.new(model, devices: [:cpu, :cpu, :cpu])
+      assert refused(fn -> Trainer.step(many, @batch) end).argument == "tokens"
+    end
+
     test "changes nothing without a rate" do
       model = model()
       trainer = Trainer.new(model)

@@ -34,6 +34,21 @@ defmodule Sidewinder.ServingTest do
 
   def tell(_event, _measured, _metadata, pid), do: send(pid, :batch)
 
+  # A message with the model of each step.
+  defp told_of_models do
+    :telemetry.attach("models", [:sidewinder, :step, :stop], &__MODULE__.tell_model/4, self())
+  end
+
+  def tell_model(_event, _measured, metadata, pid), do: send(pid, {:stepped, metadata.model})
+
+  defp models_told(told \\ MapSet.new()) do
+    receive do
+      {:stepped, model} -> models_told(MapSet.put(told, model))
+    after
+      0 -> told
+    end
+  end
+
   defp ask_all(name, requests) do
     requests
     |> Enum.map(&Task.async(fn -> name |> Nx.Serving.batched_run(&1) |> whole() end))
@@ -80,6 +95,37 @@ defmodule Sidewinder.ServingTest do
 
     assert_received :batch
     refute_received :batch
+  end
+
+  test "several models share the requests under one name" do
+    models = for threads <- [1, 2], do: Mamba.load(@golden, backend: :cpu, threads: threads)
+
+    for stream <- [false, true] do
+      serving = Mamba.serving(models, [max_tokens: 12, stream: stream] ++ @drawn)
+      name = start(serving, partitions: true, batch_size: 1)
+      requests = for i <- 1..16, do: {[i, i + 1], seed: i}
+
+      expected =
+        for {prompt, own} <- requests,
+            do: generate(hd(models), prompt, [max_tokens: 12] ++ @drawn ++ own)
+
+      told_of_models()
+      assert ask_all(name, requests) == expected
+      assert MapSet.size(models_told()) == 2
+      :telemetry.detach("models")
+    end
+  end
+
+  test "several models need partitions, and must be copies" do
+    Process.flag(:trap_exit, true)
+    copies = [model(), model()]
+
+    assert {:error, {{%Error{argument: "partitions"}, _}, _}} =
+             start_supervised({Nx.Serving, serving: Mamba.serving(copies), name: :no_partitions})
+
+    assert %Error{argument: "models"} = catch_error(Mamba.serving([model(), bytes()]))
+    assert %Error{argument: "model"} = catch_error(Mamba.serving([]))
+    assert %Error{argument: "model"} = catch_error(Mamba.serving(:model))
   end
 
   test "texts end at stops, of tokens and of texts" do

@@ -9,7 +9,7 @@ defmodule Sidewinder.Mamba.Trainer do
 
   A trainer keeps weights, gradients and both their means in f32 (f64 for a model in f64), and is changed in place by
   `step/3`. Equal steps give equal weights, bit by bit, with any number of threads. On a GPU `allow_tf32: true` when
-  the model is loaded makes products faster and less exact.
+  the model is loaded makes products faster and less exact. Several GPUs train one model with `:devices` (`new/2`).
 
       iex> alias Sidewinder.Mamba
       iex> alias Sidewinder.Mamba.Trainer
@@ -22,28 +22,62 @@ defmodule Sidewinder.Mamba.Trainer do
       true
   """
 
-  alias Sidewinder.{Error, Mamba, Native, Options, Progress, Telemetry}
+  alias Sidewinder.{Error, Kernel, Mamba, Native, Options, Progress, Telemetry}
 
   @options [:learning_rate, :beta1, :beta2, :eps, :weight_decay, :clip]
 
-  @enforce_keys [:ref, :model]
-  defstruct [:ref, :model]
+  @where [:level, :threads, :allow_tf32]
 
-  @type t :: %__MODULE__{ref: reference, model: Mamba.t()}
+  @enforce_keys [:ref, :model, :scheduler]
+  defstruct [:ref, :model, :scheduler]
+
+  @type t :: %__MODULE__{ref: reference, model: Mamba.t(), scheduler: :cpu | :io}
 
   @doc """
   Starts from the weights of a language model, which it copies.
 
-  Raises `Sidewinder.Error` of kind `:argument` for a backbone.
+  Options:
+
+    * `:devices` - a list of backends that share each batch, such as `[{:cuda, 0}, {:cuda, 1}]`: each takes some of the
+      sequences, all add up their gradients, and make the same step. Losses are those of one device but for rounding. The
+      list may name a device more than once, also `:cpu`, but not both GPUs and the CPU. By default it is where the model
+      is.
+    * `:level`, `:threads`, `:allow_tf32` - of these devices, as in `Sidewinder.Kernel`
+
+  Raises `Sidewinder.Error` of kind `:argument` for a backbone, and for devices that cannot work together.
 
       iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
       iex> trainer = Sidewinder.Mamba.Trainer.new(model)
       iex> trainer.model == model
       true
+
+      iex> model = Sidewinder.Mamba.random(layers: 1, width: 16, vocabulary: 11, backend: :cpu)
+      iex> trainer = Sidewinder.Mamba.Trainer.new(model, devices: [:cpu, :cpu], threads: 1)
+      iex> %{loss: loss} = Sidewinder.Mamba.Trainer.step(trainer, [[1, 2, 3], [4, 5, 6]])
+      iex> loss > 0
+      true
   """
-  @spec new(Mamba.t()) :: t
-  def new(%Mamba{} = model),
-    do: %__MODULE__{ref: Error.unwrap!(Native.mamba_trainer(model.ref)), model: model}
+  @spec new(Mamba.t(), keyword) :: t
+  def new(%Mamba{} = model, options \\ []) do
+    options = Options.known!(options, [:devices | @where])
+    {scheduler, targets} = targets(model, options[:devices], Keyword.take(options, @where))
+    ref = Error.unwrap!(Native.mamba_trainer(model.ref, targets))
+    %__MODULE__{ref: ref, model: model, scheduler: scheduler}
+  end
+
+  defp targets(model, nil, []), do: {model.scheduler, []}
+
+  defp targets(_model, devices, where) do
+    Options.check!(
+      devices,
+      Options.list?(devices) and devices != [],
+      :devices,
+      "a list of backends"
+    )
+
+    planned = for backend <- devices, do: Kernel.residence([backend: backend] ++ where)
+    {planned |> hd() |> elem(0), Enum.map(planned, &elem(&1, 1))}
+  end
 
   @doc """
   A step of AdamW (Loshchilov and Hutter 2019) on a batch of sequences of one length, each a list of at least two tokens:
@@ -69,9 +103,9 @@ defmodule Sidewinder.Mamba.Trainer do
       true
   """
   @spec step(t, [Mamba.tokens()], keyword) :: %{loss: float, norm: float}
-  def step(%__MODULE__{ref: ref, model: model}, sequences, options \\ []) do
+  def step(%__MODULE__{ref: ref, model: model} = trainer, sequences, options \\ []) do
     call =
-      if model.scheduler == :cpu, do: &Native.mamba_learn_cpu/4, else: &Native.mamba_learn_io/4
+      if trainer.scheduler == :cpu, do: &Native.mamba_learn_cpu/4, else: &Native.mamba_learn_io/4
 
     options = Options.known!(options, @options ++ Progress.options())
     {watched, how} = Keyword.split(options, Progress.options())

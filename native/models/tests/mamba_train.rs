@@ -9,6 +9,7 @@ mod models;
 use common::{EXACT, gpu, levels};
 use models::Tensors;
 use sidewinder_kernels::cpu::Exec;
+use sidewinder_kernels::cuda::Device;
 use sidewinder_kernels::error::Kind;
 use sidewinder_kernels::tensor::{DType, Described, Owned};
 use sidewinder_models::mamba::train::{AdamW, Trainer};
@@ -212,6 +213,64 @@ fn a_model_learns_a_text_with_the_same_bits_each_time() {
         let loss = Session::new(&learnt).unwrap().loss(&tokens()[..8]).unwrap();
         assert!(loss < 0.15, "{loss} from its checkpoint: {what}");
     }
+}
+
+fn gpus() -> Vec<Device> {
+    gpu().into_iter().chain((1..).map_while(|ordinal| Device::get(ordinal).ok())).collect()
+}
+
+/// Several devices of each kind, in turn for `count` shares.
+fn shared_by(count: usize) -> impl Iterator<Item = (Vec<Where>, DType, String)> {
+    let on_gpus = |all: Vec<Device>| (0..count).map(|i| Where::Cuda(all[i % all.len()].clone(), false)).collect();
+    let gpus = Some(gpus()).filter(|all| !all.is_empty()).map(on_gpus);
+    let on_cpu = levels().map(|level| Exec { level, threads: 2 }).map(move |exec| vec![Where::Cpu(exec); count]);
+    on_cpu.chain(gpus).flat_map(|places: Vec<_>| {
+        [DType::F64, DType::F32].map(|dtype| (places.clone(), dtype, format!("{dtype} on {}", places.len())))
+    })
+}
+
+#[test]
+fn several_devices_learn_as_one_does() {
+    let how = AdamW { learning_rate: 0.02, ..AdamW::default() };
+    let tokens: Vec<u32> = (0..7 * 8).map(|i: u32| (i * i + 3 * i + i / 7) % 9).collect();
+    for config in [CONFIG, NORMED, SECOND] {
+        let tensors = models::tensors(&config, true);
+        for (places, dtype, what) in [2, 3, 7].into_iter().flat_map(shared_by) {
+            let model = model_of(config, &tensors, dtype, places[0].clone());
+            let learn = |places: &[Where]| {
+                let mut trainer = Trainer::on(&model, places).unwrap();
+                let steps: Vec<_> = (0..4).map(|_| trainer.step(&tokens, 7, &how).unwrap()).collect();
+                (steps.iter().flat_map(|step| [step.loss, step.norm]).collect::<Vec<_>>(), trainer)
+            };
+            let (one, alone) = learn(&places[..1]);
+            let (several, trainer) = learn(&places);
+            assert_eq!(several, learn(&places).0, "{what}: equal bits");
+            let relative = if dtype == DType::F64 { 1e-10 } else { 1e-4 };
+            for (one, several) in one.iter().zip(&several) {
+                assert!((one - several).abs() < relative * one, "{one} and {several}: {what}");
+            }
+            for ((name, one), (_, several)) in alone.tensors().unwrap().iter().zip(trainer.tensors().unwrap()) {
+                // Where gradients are near 0, AdamW's first steps follow their signs.
+                let off = one.view().to_f64() - several.view().to_f64();
+                let most = off.iter().fold(0.0f64, |most, v| most.max(v.abs()));
+                assert!(most < if dtype == DType::F64 { 1e-7 } else { 5e-3 }, "{name} is off by {most}: {what}");
+            }
+            assert!(trainer.equal_ranks().unwrap(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn devices_that_cannot_share_a_batch_are_refused() {
+    let model = model(&tensors(false), DType::F32, Where::Cpu(EXACT));
+    let cpu = || Where::Cpu(EXACT);
+    assert_eq!(&*Trainer::on(&model, &[]).err().unwrap().argument, "devices");
+    if let Some(device) = gpu() {
+        assert_eq!(&*Trainer::on(&model, &[cpu(), Where::Cuda(device, false)]).err().unwrap().argument, "devices");
+    }
+    let mut trainer = Trainer::on(&model, &[cpu(), cpu(), cpu(), cpu()]).unwrap();
+    let error = trainer.step(&tokens(), BATCH, &AdamW::default()).unwrap_err();
+    assert_eq!((error.kind, &*error.argument), (Kind::Size, "tokens"));
 }
 
 #[test]

@@ -14,7 +14,8 @@ defmodule Sidewinder.Mamba.Serving do
   @room 1024
   @none -1
 
-  def new(%Mamba{config: %{vocabulary: vocabulary}} = model, options) do
+  def new([%Mamba{config: %{vocabulary: vocabulary}} = model | others] = models, options) do
+    for other <- others, other.config != model.config, do: wrong("models", "copies of one", other)
     {own, options} = Keyword.split(options, Keyword.keys(@own))
     own = Map.new(Keyword.merge(@own, own))
     unless vocabulary > 0, do: wrong("model", "a language model", "a backbone")
@@ -31,7 +32,9 @@ defmodule Sidewinder.Mamba.Serving do
       |> Map.merge(Map.take(model, [:tokenizer, :ends]))
 
     __MODULE__
-    |> Serving.new({model, options[:max_tokens]})
+    |> Serving.new({models, options[:max_tokens]})
+    # With `partitions: true`, as many as there are models.
+    |> Serving.defn_options(compiler: Nx.Defn.Evaluator, max_concurrency: length(models))
     |> Serving.client_preprocessing(&batch(clients, &1))
     |> Serving.client_postprocessing(&answer(clients, &1, &2))
     |> then(&if own.stream, do: Serving.streaming(&1, hooks: [:token]), else: &1)
@@ -129,17 +132,21 @@ defmodule Sidewinder.Mamba.Serving do
   ## In the serving process
 
   @impl true
-  def init(_type, {model, max_tokens}, partitions) do
+  def init(type, {models, max_tokens}, partitions) do
+    if type == :process and length(partitions) < length(models),
+      do: wrong(:partitions, "true, where a serving has several models", false)
+
     hooks = for options <- partitions, do: options[:hooks][:token]
-    {:ok, %{model: model, max_tokens: max_tokens, hooks: hooks}}
+    {:ok, %{models: List.to_tuple(models), max_tokens: max_tokens, hooks: hooks}}
   end
 
   @impl true
   def handle_batch(
         batch,
         partition,
-        %{model: model, max_tokens: max_tokens, hooks: hooks} = state
+        %{models: models, max_tokens: max_tokens, hooks: hooks} = state
       ) do
+    model = elem(models, partition)
     tell = Enum.at(hooks, partition) || fn _ -> :ok end
     {:execute, fn -> {generate(model, batch, tell, max_tokens), :done} end, state}
   end

@@ -45,6 +45,31 @@ fn memory_comes_back_child() {
     on_device(&device, &call.options, &inputs, None).unwrap();
 }
 
+/// Work of both devices on the same buffers, from several threads at once.
+#[test]
+fn devices_copy_from_each_other() {
+    let Some(first) = gpu() else { return };
+    let Ok(second) = Device::get(1) else { return println!("SKIPPED for want of a second CUDA device") };
+    let spec = Spec::new(DType::F32, &[1 << 20]).unwrap();
+    let data = noise(1, DType::F32, &spec.shape, -1.0, 1.0);
+    let buffer = Buffer::new(&first, spec).unwrap();
+    first.lane().unwrap().upload(data.view().bytes(), &buffer).unwrap();
+    let go = |device: &Device| {
+        for _ in 0..20 {
+            let lane = device.lane().unwrap();
+            let pulled = lane.pulled(&buffer).unwrap();
+            let own = Buffer::new(device, spec).unwrap();
+            lane.copy(&pulled, &own).unwrap();
+            let other = if *device == first { &second } else { &first };
+            let lane_there = other.lane().unwrap();
+            let there = lane_there.downloaded(&lane_there.pulled(&own).unwrap()).unwrap();
+            assert!(there.view().bytes() == data.view().bytes(), "there and back");
+            assert!(lane.downloaded(&own).unwrap().view().bytes() == data.view().bytes());
+        }
+    };
+    std::thread::scope(|scope| [&first, &second, &first, &second].map(|device| scope.spawn(|| go(device))).map(|_| ()));
+}
+
 #[test]
 fn lanes_wait_for_each_other() {
     let Some(device) = gpu() else { return };

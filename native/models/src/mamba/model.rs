@@ -145,6 +145,14 @@ impl Model {
         }
     }
 
+    /// Where it runs.
+    pub fn place(&self) -> Where {
+        match &self.home {
+            Home::Cpu(_, exec) => Where::Cpu(*exec),
+            Home::Cuda(_, device, tf32) => Where::Cuda(device.clone(), *tf32),
+        }
+    }
+
     /// The CUDA device of the weights; `None` on the CPU.
     pub fn device(&self) -> Option<&Device> {
         match &self.home {

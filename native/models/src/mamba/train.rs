@@ -14,9 +14,9 @@
 mod cpu;
 mod cuda;
 mod learn;
+mod ranks;
 mod walk;
 
-use super::model::Home;
 use super::{Checkpoint, Config, Model, Weight, Where};
 use crate::watch::{Stage, Tally, Unwatched, Watch};
 pub(super) use learn::Learn;
@@ -26,6 +26,7 @@ use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::place;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use std::collections::HashSet;
 use std::ops::Range;
 use walk::{Numbers, Walk};
 
@@ -89,7 +90,8 @@ pub struct Trainer {
     numbers: Numbers,
     /// Number of elements with weight decay, which come first.
     decayed: usize,
-    memory: Memory,
+    /// The memory of each device, with equal weights.
+    ranks: Vec<Memory>,
     steps: u64,
 }
 
@@ -119,6 +121,12 @@ const LINE: usize = 64;
 impl Trainer {
     /// Starts from the weights of a language model, on its device.
     pub fn new(model: &Model) -> Result<Trainer> {
+        Trainer::on(model, &[model.place()])
+    }
+
+    /// Starts from the weights of a language model on several devices, which share each batch: all GPUs, or all the CPU.
+    /// A device may take several shares.
+    pub fn on(model: &Model, places: &[Where]) -> Result<Trainer> {
         if model.config().vocabulary == 0 {
             return Err(Error::new(Kind::Argument, "model")
                 .expected("a language model")
@@ -136,9 +144,17 @@ impl Trainer {
         }
         let first = parts.iter().zip(&weights).find(|(_, (name, weight))| !decays(name, &weight.spec().shape));
         let decayed = first.map_or(total, |(part, _)| part.range.start);
-        let memory = Memory::new(all, &model.home)?;
+        let kinds = places.iter().map(std::mem::discriminant).collect::<HashSet<_>>();
+        if kinds.len() != 1 {
+            return Err(if kinds.is_empty() {
+                Error::new(Kind::Argument, "devices").expected("at least one").got("none")
+            } else {
+                ranks::mixed()
+            });
+        }
+        let ranks = places.iter().map(|place| Memory::new(all.clone(), place)).collect::<Result<_>>()?;
         let numbers = Numbers::new(&parts, model.config())?;
-        Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, memory, steps: 0 })
+        Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, ranks, steps: 0 })
     }
 
     /// One step on `batch` concatenated sequences of equal length, in which each token but the last predicts the next
@@ -151,7 +167,7 @@ impl Trainer {
     pub fn step_watched(&mut self, tokens: &[u32], batch: usize, how: &AdamW, watch: &dyn Watch) -> Result<Progress> {
         how.check()?;
         let loss = self.gradient_watched(tokens, batch, watch)?;
-        let norm = self.memory.norm()?;
+        let norm = self.ranks[0].norm()?;
         if !(loss.is_finite() && norm.is_finite()) {
             return Err(Error::new(Kind::Argument, "learning_rate")
                 .expected("one that keeps the loss and its gradient finite")
@@ -160,7 +176,9 @@ impl Trainer {
         }
         self.steps += 1;
         let scale = if how.clip > 0.0 && norm > how.clip { how.clip / norm } else { 1.0 };
-        self.memory.update(&Update::new(how, self.steps, scale, self.decayed))?;
+        let update = Update::new(how, self.steps, scale, self.decayed);
+        let step = |rank: &mut Memory| rank.update(&update);
+        ranks::at_once(self.ranks.iter_mut(), step, step)?;
         Ok(Progress { loss, norm })
     }
 
@@ -171,23 +189,17 @@ impl Trainer {
 
     fn gradient_watched(&mut self, tokens: &[u32], batch: usize, watch: &dyn Watch) -> Result<f64> {
         let sequences = Sequences::new(tokens, batch, self.config.vocabulary)?;
-        let tally = Tally::begin(watch, Stage::Train, 2 * self.config.layers + 1)?;
-        let Trainer { config, dtype, parts, numbers, memory, .. } = self;
+        let shares = sequences.shares(self.ranks.len())?;
+        let Trainer { config, dtype, parts, numbers, ranks, .. } = self;
         let model = (&*config, &*numbers, *dtype);
-        match memory {
-            Memory::Cpu(kept, exec) => {
-                let Kept { weights, gradient, .. } = kept;
-                Walk::new(&place::Cpu(exec), model, parts, weights)?.learn(&sequences, gradient, &tally)
-            }
-            Memory::Cuda(kept, device, tf32) => {
-                let lane = device.lane()?.allow_tf32(*tf32);
-                let Kept { weights, gradient, .. } = kept;
-                let place = place::Cuda(&lane);
-                let loss = Walk::new(&place, model, parts, weights)?.learn(&sequences, gradient, &tally)?;
-                lane.synchronize()?;
-                Ok(loss)
-            }
-        }
+        let learn = |(rank, share): (&mut Memory, Sequences), watch: &dyn Watch| {
+            let tally = Tally::begin(watch, Stage::Train, 2 * config.layers + 1)?;
+            rank.learn(model, parts, &share, &tally)
+        };
+        let losses =
+            ranks::at_once(ranks.iter_mut().zip(shares), |own| learn(own, watch), |one| learn(one, &Unwatched))?;
+        ranks::add_up(ranks)?;
+        Ok(losses.iter().sum())
     }
 
     /// The sizes of the model.
@@ -195,9 +207,9 @@ impl Trainer {
         &self.config
     }
 
-    /// The device of the weights.
+    /// The device of the weights, or the first of several.
     pub fn place(&self) -> Where {
-        match &self.memory {
+        match &self.ranks[0] {
             Memory::Cpu(_, exec) => Where::Cpu(*exec),
             Memory::Cuda(_, device, tf32) => Where::Cuda(device.clone(), *tf32),
         }
@@ -205,12 +217,19 @@ impl Trainer {
 
     /// The current weights, by their names in checkpoints.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
-        self.named(self.memory.weights()?)
+        self.named(self.ranks[0].weights()?)
     }
 
     /// The gradient of the last step, or of [`Trainer::gradient`].
     pub fn gradients(&self) -> Result<Vec<(String, Weight)>> {
-        self.named(self.memory.gradient()?)
+        self.named(self.ranks[0].gradient()?)
+    }
+
+    /// Whether the weights of all devices are equal, bit by bit. For tests.
+    #[doc(hidden)]
+    pub fn equal_ranks(&self) -> Result<bool> {
+        let all = self.ranks.iter().map(Memory::weights).collect::<Result<Vec<_>>>()?;
+        Ok(all.iter().all(|one| one.view().bytes() == all[0].view().bytes()))
     }
 
     /// A checkpoint with the current weights.
@@ -244,14 +263,14 @@ fn parts(weights: &[(String, Weight)]) -> (Vec<Part>, usize) {
 }
 
 impl Memory {
-    fn new(weights: Owned, home: &Home) -> Result<Memory> {
+    fn new(weights: Owned, place: &Where) -> Result<Memory> {
         let spec = weights.spec();
-        match home {
-            Home::Cpu(_, exec) => {
+        match place {
+            Where::Cpu(exec) => {
                 let zeros = || Owned::zeros(spec);
                 Ok(Memory::Cpu(Kept { weights, gradient: zeros(), mean: zeros(), square: zeros() }, *exec))
             }
-            Home::Cuda(_, device, tf32) => {
+            Where::Cuda(device, tf32) => {
                 let lane = device.lane()?;
                 let zeros = || {
                     let buffer = Buffer::new(device, spec)?;
@@ -261,6 +280,35 @@ impl Memory {
                 lane.upload(weights.view().bytes(), &kept.weights)?;
                 lane.synchronize()?;
                 Ok(Memory::Cuda(kept, device.clone(), *tf32))
+            }
+        }
+    }
+
+    fn elements(&self) -> usize {
+        let spec = match self {
+            Memory::Cpu(kept, _) => kept.weights.spec(),
+            Memory::Cuda(kept, ..) => kept.weights.spec(),
+        };
+        spec.shape.elements()
+    }
+
+    /// Computes the gradient of the part of the loss that these sequences have, and that part.
+    fn learn(
+        &mut self,
+        model: (&Config, &Numbers, DType),
+        parts: &[Part],
+        sequences: &Sequences,
+        tally: &Tally,
+    ) -> Result<f64> {
+        match self {
+            Memory::Cpu(Kept { weights, gradient, .. }, exec) => {
+                Walk::new(&place::Cpu(exec), model, parts, weights)?.learn(sequences, gradient, tally)
+            }
+            Memory::Cuda(Kept { weights, gradient, .. }, device, tf32) => {
+                let lane = device.lane()?.allow_tf32(*tf32);
+                let loss = Walk::new(&place::Cuda(&lane), model, parts, weights)?.learn(sequences, gradient, tally)?;
+                lane.synchronize()?;
+                Ok(loss)
             }
         }
     }
@@ -342,6 +390,8 @@ struct Sequences {
     batch: usize,
     read: Vec<u32>,
     next: Vec<u32>,
+    /// The tokens that are predicted in the whole batch, of which this may be a share.
+    predicted: usize,
 }
 
 impl Sequences {
@@ -354,10 +404,24 @@ impl Sequences {
         }
         super::model::check_tokens(tokens, vocabulary)?;
         let sequences = || tokens.chunks_exact(length);
-        Ok(Sequences {
-            batch,
-            read: sequences().flat_map(|tokens| &tokens[..length - 1]).copied().collect(),
-            next: sequences().flat_map(|tokens| &tokens[1..]).copied().collect(),
-        })
+        let read: Vec<u32> = sequences().flat_map(|tokens| &tokens[..length - 1]).copied().collect();
+        let next = sequences().flat_map(|tokens| &tokens[1..]).copied().collect();
+        Ok(Sequences { batch, predicted: read.len(), read, next })
+    }
+
+    /// Splits the batch into a share for each of `count` devices.
+    fn shares(&self, count: usize) -> Result<Vec<Sequences>> {
+        if self.batch < count {
+            return Err(Error::new(Kind::Size, "tokens")
+                .expected(format_args!("at least {count} sequences, one for each device"))
+                .got(self.batch));
+        }
+        let length = self.read.len() / self.batch;
+        let share = |range: Range<usize>| {
+            let tokens = range.start * length..range.end * length;
+            let [read, next] = [&self.read, &self.next].map(|all| all[tokens.clone()].to_vec());
+            Sequences { batch: range.len(), read, next, predicted: self.predicted }
+        };
+        Ok(ranks::shares(self.batch, count).map(share).collect())
     }
 }

@@ -5,6 +5,7 @@ use crate::answer::answer;
 use crate::ops::{Target, decode_map};
 use crate::watch::Call;
 use rustler::{Env, ResourceArc, Term};
+use sidewinder_kernels::error::Result;
 use sidewinder_models::mamba::train::{AdamW, Trainer};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,10 +20,15 @@ impl HeldTrainer {
     }
 }
 
-/// Makes a trainer that starts from the weights of a model.
+/// Makes a trainer that starts from the weights of a model, on these targets, or where the model is if there are none.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_trainer(env: Env, model: ResourceArc<HeldModel>) -> Term {
-    answer(env, || Ok(ResourceArc::new(HeldTrainer(Mutex::new(Trainer::new(&model.0)?)))))
+fn mamba_trainer<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, targets: Vec<Term<'a>>) -> Term<'a> {
+    answer(env, || {
+        let place = |target: Term<'a>| decode_map::<Target>("target", target)?.place();
+        let places = targets.into_iter().map(place).collect::<Result<Vec<_>>>()?;
+        let trainer = if places.is_empty() { Trainer::new(&model.0) } else { Trainer::on(&model.0, &places) };
+        Ok(ResourceArc::new(HeldTrainer(Mutex::new(trainer?))))
+    })
 }
 
 scheduled!(mamba_learn_cpu, mamba_learn_io => learn,

@@ -117,6 +117,14 @@ pub(in crate::cuda) fn attribute(device: sys::CUdevice, which: Attribute) -> Res
     Ok(value.max(0) as u32)
 }
 
+/// Whether a device can read the memory of another.
+pub(in crate::cuda) fn reaches(device: sys::CUdevice, other: sys::CUdevice) -> Result<bool> {
+    let mut can: c_int = 0;
+    // SAFETY: writes one int.
+    answer(unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, other) }, "cuDeviceCanAccessPeer")?;
+    Ok(can != 0)
+}
+
 /// Major and minor version of CUDA that the driver supports.
 pub(in crate::cuda) fn version() -> Result<(u32, u32)> {
     let mut version: c_int = 0;

@@ -140,7 +140,7 @@ impl Drop for Memory {
         }
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         for one in uses.iter().filter(|one| !one.lane.passed(one.until)) {
-            one.lane.wait(&self.device);
+            one.lane.wait();
         }
         // SAFETY: it was allocated from the device with this size, and all recorded uses are over.
         unsafe { self.device.give_memory(self.address, self.bytes) };

@@ -155,6 +155,20 @@ impl Device {
         self.0.memory.trim(self)
     }
 
+    pub(in crate::cuda) fn context(&self) -> sys::CUcontext {
+        self.0.context
+    }
+
+    /// Lets both devices use each other's memory directly, where the machine allows it; else copies go through the host.
+    pub(in crate::cuda) fn reach(&self, other: &Device) -> Result<()> {
+        for (device, reader) in [(self, other), (other, self)] {
+            if driver::reaches(driver::handle(reader.0.ordinal)?, driver::handle(device.0.ordinal)?)? {
+                device.0.memory.open_to(device, reader.0.ordinal)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes this device's context current on the calling thread. Fails if the device is lost.
     pub(in crate::cuda) fn bind(&self) -> Result<()> {
         self.check()?;

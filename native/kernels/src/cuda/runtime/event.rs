@@ -31,10 +31,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event in the bound context.
+    /// An event of a device, which only its lanes record.
     pub(in crate::cuda) fn new(device: &Device, timing: bool) -> Result<Event> {
         use sys::CUevent_flags::{CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING};
         let flag = if timing { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
+        device.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one handle.
         device.answer(unsafe { sys::cuEventCreate(&mut handle, flag as u32) }, "cuEventCreate")?;

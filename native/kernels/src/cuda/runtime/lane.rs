@@ -54,6 +54,7 @@ pub(in crate::cuda) struct Core {
 
 /// The progress of a lane: points queued, and points known to be done.
 pub(in crate::cuda) struct Clock {
+    device: Device,
     stream: sys::CUstream,
     queued: AtomicU64,
     done: AtomicU64,
@@ -74,11 +75,12 @@ impl Clock {
     }
 
     /// Waits for all queued work. The device remembers errors.
-    pub(in crate::cuda) fn wait(&self, device: &Device) {
-        let _ = self.synchronize(device);
+    pub(in crate::cuda) fn wait(&self) {
+        let _ = self.synchronize();
     }
 
-    fn synchronize(&self, device: &Device) -> Result<()> {
+    fn synchronize(&self) -> Result<()> {
+        let device = &self.device;
         device.bind()?;
         let queued = self.queued.load(Ordering::Acquire);
         // SAFETY: streams are never destroyed.
@@ -102,11 +104,11 @@ pub(in crate::cuda) fn stream() -> std::result::Result<sys::CUstream, (CUresult,
 impl Core {
     pub(in crate::cuda) fn new(device: &Device) -> Result<Core> {
         let stream = stream().or_else(|(code, what)| device.answer(code, what).map(|()| std::ptr::null_mut()))?;
-        Ok(Core::on(stream))
+        Ok(Core::on(device, stream))
     }
 
-    fn on(stream: sys::CUstream) -> Core {
-        let clock = Clock { stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
+    fn on(device: &Device, stream: sys::CUstream) -> Core {
+        let clock = Clock { device: device.clone(), stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
         let (staging, scratch, workspace) = Default::default();
         Core { clock: Arc::new(clock), staging, scratch, blas: None, workspace }
     }
@@ -115,12 +117,12 @@ impl Core {
 impl Core {
     /// Once the lane is idle, returns the memory that is kept only for speed.
     pub(in crate::cuda) fn trim(&mut self, device: &Device) -> Result<()> {
-        self.clock.synchronize(device)?;
+        self.clock.synchronize()?;
         self.staging = Staging::default();
         self.blas = None;
         self.workspace.release(device, &self.clock);
         self.scratch.release(device, &self.clock);
-        self.clock.synchronize(device)
+        self.clock.synchronize()
     }
 }
 
@@ -128,7 +130,7 @@ impl Core {
     /// Gives up a stream of another library, which may destroy it soon.
     fn leave(mut self, device: &Device) {
         if self.staging.is_used() {
-            self.clock.wait(device);
+            self.clock.wait();
         }
         self.workspace.release(device, &self.clock);
         self.scratch.release(device, &self.clock);
@@ -152,7 +154,8 @@ impl Lane {
 
     /// A lane on another library's stream: see [`Device::lane_on`].
     pub(in crate::cuda) fn guest(device: Device, stream: sys::CUstream, captured: Option<Relaxed>) -> Lane {
-        let mut lane = Lane::new(device, Core::on(stream));
+        let core = Core::on(&device, stream);
+        let mut lane = Lane::new(device, core);
         (lane.guest, lane.captured) = (true, captured);
         lane
     }
@@ -218,7 +221,7 @@ impl Lane {
         }
         for other in self.note(buffer) {
             // A captured graph cannot wait for an event from outside it.
-            if self.captured.is_some() { other.synchronize(&self.device)? } else { self.wait_for(&other)? }
+            if self.captured.is_some() { other.synchronize()? } else { self.wait_for(&other)? }
         }
         Ok(buffer.address())
     }
@@ -232,9 +235,11 @@ impl Lane {
         buffer.note(&self.clock, until)
     }
 
+    /// Queues a wait for all work of another lane so far, which may be one of another device.
     fn wait_for(&self, other: &Clock) -> Result<()> {
-        let event = Event::new(&self.device, false)?;
+        let event = Event::new(&other.device, false)?;
         event.record(other.stream)?;
+        self.device.bind()?;
         // SAFETY: both handles are alive, and a destroyed event still ends the wait.
         self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle(), 0) }, "cuStreamWaitEvent")
     }
@@ -404,7 +409,7 @@ impl Lane {
 
     /// Waits until all queued work is done. Reports errors of kernels that ran.
     pub fn synchronize(&self) -> Result<()> {
-        self.clock.synchronize(&self.device)?;
+        self.clock.synchronize()?;
         self.core(|core| {
             core.staging.drained();
             Ok(())

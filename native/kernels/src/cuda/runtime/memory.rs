@@ -8,7 +8,7 @@ use super::lane;
 use crate::cuda::load::driver;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUdeviceptr};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Upper limit for the bytes of cached blocks.
@@ -19,6 +19,8 @@ pub(in crate::cuda) struct Memory {
     /// Blocks are allocated and freed in this stream's order; no other work is queued on it.
     order: sys::CUstream,
     spares: Mutex<Spares>,
+    /// Other devices that may read the pool.
+    readers: Mutex<BTreeSet<usize>>,
 }
 
 // SAFETY: pools and streams may be used from any thread.
@@ -37,7 +39,7 @@ impl Memory {
     /// The memory of the device whose context is bound.
     pub(in crate::cuda) fn new(ordinal: usize) -> Result<Memory> {
         let order = lane::stream().or_else(|(code, what)| driver::answer(code, what).map(|()| std::ptr::null_mut()))?;
-        Ok(Memory { pool: pool(ordinal)?, order, spares: Mutex::default() })
+        Ok(Memory { pool: pool(ordinal)?, order, spares: Mutex::default(), readers: Mutex::default() })
     }
 
     fn spares(&self) -> MutexGuard<'_, Spares> {
@@ -88,6 +90,22 @@ impl Memory {
         let _ = device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync");
     }
 
+    /// Lets another device, which can reach this one, use the pool's memory.
+    pub(in crate::cuda) fn open_to(&self, device: &Device, reader: usize) -> Result<()> {
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        if readers.contains(&reader) {
+            return Ok(());
+        }
+        let access = sys::CUmemAccessDesc {
+            location: at(reader),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: reads one description; the pool lives as long as the process.
+        device.answer(unsafe { sys::cuMemPoolSetAccess(self.pool, &access, 1) }, "cuMemPoolSetAccess")?;
+        readers.insert(reader);
+        Ok(())
+    }
+
     /// Bytes that the pool holds, in use or not.
     pub(in crate::cuda) fn held(&self, device: &Device) -> Result<usize> {
         let mut bytes = 0u64;
@@ -117,13 +135,16 @@ impl Memory {
     }
 }
 
+fn at(ordinal: usize) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 }
+}
+
 /// A pool of its own, so that settings of other libraries do not change what it keeps.
 fn pool(ordinal: usize) -> Result<sys::CUmemoryPool> {
     // SAFETY: a plain C struct, for which zeros are the defaults.
     let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
     props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    props.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    props.location.id = ordinal as i32;
+    props.location = at(ordinal);
     let mut pool = std::ptr::null_mut();
     // SAFETY: reads the struct and writes one handle.
     driver::answer(unsafe { sys::cuMemPoolCreate(&mut pool, &props) }, "cuMemPoolCreate")?;

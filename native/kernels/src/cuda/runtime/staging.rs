@@ -118,6 +118,7 @@ impl Staging {
     fn reserve(&mut self, lane: &Lane, bytes: usize) -> Result<(*mut u8, usize)> {
         let held = self.pinned.as_ref().map_or(0, |pinned| pinned.bytes);
         if bytes > held - self.used {
+            lane.device().bind()?;
             // SAFETY: streams are never destroyed.
             lane.device().answer(unsafe { sys::cuStreamSynchronize(lane.stream()) }, "cuStreamSynchronize")?;
             self.used = 0;
@@ -167,6 +168,7 @@ struct Arrival<'a> {
 
 impl<'a> Arrival<'a> {
     fn queue(lane: &Lane, piece: &'a Piece) -> Result<Arrival<'a>> {
+        lane.device().bind()?;
         // SAFETY: both ranges are as long as the piece; pinned memory is read after the event only.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(piece.pinned.cast(), piece.device, piece.bytes, lane.stream()) };
         lane.device().answer(code, "cuMemcpyDtoHAsync")?;

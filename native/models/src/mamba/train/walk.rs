@@ -87,10 +87,9 @@ impl<'p, P: Learn> Walk<'p, P> {
         Ok(Walk { place, config, numbers, dtype, parts, weights, norms: norms.transpose()? })
     }
 
-    /// Writes the gradient of the mean loss, and returns the loss. The layers of each pass and the head are the parts of
+    /// Writes the gradient of the mean loss, or of the part that these sequences have in it, and returns that part. The layers of each pass and the head are the parts of
     /// `tally`.
     pub fn learn(&self, sequences: &Sequences, gradient: &mut P::Owned, tally: &Tally) -> Result<f64> {
-        let rows = sequences.read.len();
         let mut gradients = self.split(P::view_mut(gradient))?;
         let trace = self.forward(sequences, tally)?;
         let Numbers { embedding, head, .. } = *self.numbers;
@@ -104,7 +103,7 @@ impl<'p, P: Learn> Walk<'p, P> {
         }
         self.place.scatter(&P::view(&dx), &sequences.read, P::view_mut(&mut of_table))?;
         self.place.map(Map::Sum, &[P::view(&of_table)], gradients.take(embedding))?;
-        Ok(loss / rows as f64)
+        Ok(loss / sequences.predicted as f64)
     }
 
     /// The forward and backward pass of the head: the sum of losses, and the gradients of the last normed rows and of
@@ -114,7 +113,11 @@ impl<'p, P: Learn> Walk<'p, P> {
         let w = &self.weights[head];
         let mut logits = self.empty(&[rows, self.config.vocabulary])?;
         linear::at(self.place, [P::view(h), P::briefly(w)], None, P::view_mut(&mut logits))?;
-        let loss = self.place.cross_entropy(P::view_mut(&mut logits), &sequences.next, Some(1.0 / rows as f64))?;
+        let loss = self.place.cross_entropy(
+            P::view_mut(&mut logits),
+            &sequences.next,
+            Some(1.0 / sequences.predicted as f64),
+        )?;
         let (mut dh, mut dw) = (self.like(h)?, self.place.empty(w.spec())?);
         let to = [P::view_mut(&mut dh), P::view_mut(&mut dw)];
         linear::backward_at(self.place, [P::view(h), P::briefly(w), P::view(&logits)], None, to, None)?;

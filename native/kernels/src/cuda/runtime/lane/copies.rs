@@ -2,6 +2,7 @@
 
 use super::Lane;
 use crate::cuda::runtime::buffer::Buffer;
+use crate::cuda::runtime::device::Device;
 use crate::cuda::runtime::staging::Pinned;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{Described, Owned};
@@ -86,6 +87,38 @@ impl Lane {
         // SAFETY: both ranges are whole buffers.
         let code = unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.stream()) };
         self.device.answer(code, "cuMemcpyDtoDAsync")
+    }
+
+    /// Queues a copy of a buffer of any device into one of equal size on this lane's, after earlier work of other lanes on
+    /// the first.
+    pub fn copy_from(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+        if from.device() == to.device() {
+            return self.copy(from, to);
+        }
+        same_size(from.spec().bytes(), to)?;
+        self.not_recorded("copies between devices")?;
+        let (target, bytes) = (self.address(to)?, to.spec().bytes());
+        self.note(from).iter().try_for_each(|other| self.wait_for(other))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.reach(from.device())?;
+        self.device.bind()?;
+        let contexts = [&self.device, from.device()].map(Device::context);
+        // SAFETY: both ranges are whole buffers of these contexts.
+        let code =
+            unsafe { sys::cuMemcpyPeerAsync(target, contexts[0], from.address(), contexts[1], bytes, self.stream()) };
+        self.device.answer(code, "cuMemcpyPeerAsync")
+    }
+
+    /// A buffer of any device on this lane's: itself, or a copy that is queued.
+    pub fn pulled(&self, from: &Buffer) -> Result<Buffer> {
+        if *from.device() == self.device {
+            return Ok(from.clone());
+        }
+        let to = self.temporary(from.spec())?;
+        self.copy_from(from, &to)?;
+        Ok(to)
     }
 
     /// Fills a buffer with one bits, which read as NaN in every float type. For tests.
