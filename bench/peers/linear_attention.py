@@ -20,12 +20,16 @@ def inputs(random, batch, length, heads, keys, values, by_key=False):
     )
 
 
+def begun(q, k, v, g):
+    """The inputs in float64, heads before steps and q scaled; a state of zeros; and room for y."""
+    q, k, v, g = (x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v, g))
+    state = np.zeros((*k.shape[:2], k.shape[3], v.shape[3]))
+    return q / np.sqrt(q.shape[-1]), k, v, g, state, np.empty_like(v)
+
+
 def through_chunks(q, k, v, g, find_inputs):
     """y of [B, L, H, V] in float64, chunk after chunk; `find_inputs` gives what a chunk's steps add to the state."""
-    q, k, v, g = (x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v, g))
-    q = q / np.sqrt(q.shape[-1])
-    state = np.zeros((*k.shape[:2], k.shape[3], v.shape[3]))
-    y = np.empty_like(v)
+    q, k, v, g, state, y = begun(q, k, v, g)
     for first in range(0, k.shape[2], CHUNK):
         time = slice(first, first + CHUNK)
         log = np.cumsum(g[:, :, time], axis=2)[..., None]  # [B, H, T, 1]
@@ -44,10 +48,7 @@ def reference(q, k, v, g):
 
 def reference_by_key(q, k, v, g):
     """As above. Decays of a chunk are within float64, so that their inverses are, too."""
-    q, k, v, g = (x.astype(np.float64).swapaxes(1, 2) for x in (q, k, v, g))
-    q = q / np.sqrt(q.shape[-1])
-    state = np.zeros((*k.shape[:2], k.shape[3], v.shape[3]))
-    y = np.empty_like(v)
+    q, k, v, g, state, y = begun(q, k, v, g)
     for first in range(0, k.shape[2], CHUNK):
         time = slice(first, first + CHUNK)
         log = np.cumsum(g[:, :, time], axis=2)  # [B, H, T, K]

@@ -39,17 +39,6 @@ __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& sta
     add_outer(state, stage.k, shared.u, [&](int t) { return weight_of_key(factors, t); });
 }
 #else
-// Adds what the steps of the chunk give to each other.
-__device__ __forceinline__ void add_own(Rows& y, const Stage& stage, const Params& p) {
-#if BY_KEY
-    add_lower(y, stage.scores, stage.values);
-#else
-    add_pairs<false>(y, stage.q, stage.k, stage.values, [&](int earlier, int later) {
-        return (float)p.scale * exp2_fast(stage.factors.log[later] - stage.factors.log[earlier]);
-    });
-#endif
-}
-
 // Takes the state through a chunk as a sum. Rows of v are reused for y.
 __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     const Factors& factors = stage.factors;
@@ -57,7 +46,7 @@ __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& sta
     if (!SAVE) {
         read_out<false, true>(y, y, stage, shared.state);
         scale(y, [&](int t) { return weight_of_state(factors, t, p.scale); });
-        add_own(y, stage, p);
+        add_own<false>(y, stage, p.scale);
     }
     decay(state, factors);
     add_outer(state, stage.k, stage.values, [&](int t) { return weight_of_key(factors, t); });

@@ -42,22 +42,11 @@ __device__ __forceinline__ void through_chunk(State& state, Shared& shared, Stag
 }
 
 #else
-// Adds what the steps of the chunk give to each other.
-__device__ __forceinline__ void add_own(Rows& rows, const Stage& stage, const Params& p) {
-#if BY_KEY
-    add_upper(rows, stage.scores, stage.values);
-#else
-    add_pairs<true>(rows, stage.k, stage.q, stage.values, [&](int earlier, int later) {
-        return (float)p.scale * exp2_fast(stage.factors.log[later] - stage.factors.log[earlier]);
-    });
-#endif
-}
-
 // Rows of dy are reused for dv.
 __device__ __forceinline__ void through_chunk(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     Rows rows;
     read_back(rows, shared, stage);
-    add_own(rows, stage, p);
+    add_own<true>(rows, stage, p.scale);
     retreat(state, stage, p);
     __syncthreads();
     write_rows(p.dv, stage.values, rows, p, at);

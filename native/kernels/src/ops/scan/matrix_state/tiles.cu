@@ -242,6 +242,20 @@ __device__ __forceinline__ void add_pairs(Rows& to, const STORAGE* left, const S
     }
 }
 
+// Adds to a warp's steps what those of the chunk up to each give, or with LATER from each on.
+template <bool LATER>
+__device__ __forceinline__ void add_own(Rows& to, const Stage& stage, float scale) {
+#if BY_KEY
+    if (LATER) add_upper(to, stage.scores, stage.values);
+    else add_lower(to, stage.scores, stage.values);
+#else
+    const STORAGE *left = LATER ? stage.k : stage.q, *right = LATER ? stage.q : stage.k;
+    add_pairs<LATER>(to, left, right, stage.values, [&](int earlier, int later) {
+        return scale * exp2_fast(stage.factors.log[later] - stage.factors.log[earlier]);
+    });
+#endif
+}
+
 // Adds rows of keys, transposed and each times its weight, times rows of values to the state.
 template <class Weight>
 __device__ __forceinline__ void add_outer(State& state, const STORAGE* keys, const STORAGE* values, Weight weight) {
