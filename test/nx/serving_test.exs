@@ -37,6 +37,7 @@ defmodule Sidewinder.ServingTest do
   # A message with the model of each step.
   defp told_of_models do
     :telemetry.attach("models", [:sidewinder, :step, :stop], &__MODULE__.tell_model/4, self())
+    on_exit(fn -> :telemetry.detach("models") end)
   end
 
   def tell_model(_event, _measured, metadata, pid), do: send(pid, {:stepped, metadata.model})

@@ -1,7 +1,6 @@
-//! The recurrences in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of
-//! Yang, Wang, Zhang, Shen and Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the
-//! chunk's first step to step `i`, the state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of
-//! all steps solve
+//! The recurrences in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage (the WY form of Yang, Wang, Zhang, Shen
+//! and Kim 2024, arXiv 2406.06484, section 3, with decays). With `l_i` the sum of `g` from the chunk's first step to step
+//! `i`, the state `S` before the chunk and `T` its last step, the inputs `u_i = beta_i e_i` of all steps solve
 //!
 //! ```text
 //! (I + L) U = R       L_ij = beta_i exp(l_i - l_j) k_i . k_j for j < i        R_i = beta_i (v_i - exp(l_i) S^T k_i)
@@ -21,9 +20,9 @@
 //! S  <- Diag(exp(l_T)) S + sum_j (exp(l_T - l_j) * k_j) v_j^T
 //! ```
 //!
-//! Where there are too few heads for the device,
-//! sequences are then cut into segments. A first pass computes the states at their ends, starting from zeros; the true
-//! states are carried from segment to segment. Cotangents of states are carried in reverse.
+//! Where there are too few heads for the device, sequences without the delta rule are cut into segments. A first pass
+//! computes the states at their ends, starting from zeros; the true states are carried from segment to segment. Cotangents
+//! of states are carried in reverse.
 
 mod gradient;
 
@@ -72,6 +71,7 @@ const LEAST_CHUNKS: usize = 8;
 /// Elements of an asynchronous copy, and its bytes.
 const UNIT: usize = 8;
 const UNIT_BYTES: u64 = 16;
+
 /// A call that runs in chunks.
 pub struct Chunked<'a> {
     call: Call<'a>,
