@@ -21,8 +21,9 @@ use std::sync::Arc;
 const LENGTH: usize = 5;
 const REFERENCE: Exec = Exec { level: Level::Reference, threads: 1 };
 
-/// Sizes for which all, most and some matrices have rows of whole quantization blocks, and the other kinds of layers.
-fn configs() -> [Config; 6] {
+/// Sizes for which all, most and some matrices have rows of whole quantization blocks, rows of more blocks than a warp
+/// has lanes, and the other kinds of layers.
+fn configs() -> [Config; 7] {
     let whole = Config {
         width: 64,
         layers: 2,
@@ -40,6 +41,7 @@ fn configs() -> [Config; 6] {
         Config { inner: 72, ..whole },
         only_x_proj,
         Config { width: 48, inner: 41, state: 5, rank: 3, conv: 3, ..whole },
+        Config { layers: 1, inner: 2080, rank: 128, ..whole },
         Config { mixer: Mixer::FalconMamba(1e-3), ..whole },
         Config { mixer: Mixer::Mamba2(Heads { count: 6, groups: 2, limit: (0.0, f64::INFINITY) }), rank: 0, ..whole },
     ]
@@ -134,16 +136,21 @@ fn steps_are_those_of_whole_sequences() {
             for (place, what) in places {
                 let model = quantized(&config, dtype, how, place);
                 let tokens = tokens(&config);
-                let whole = forward(&model, &tokens);
-                let mut sessions = [Session::new(&model).unwrap(), Session::new(&model).unwrap()];
-                for t in 0..LENGTH {
-                    let next = [tokens[t], tokens[LENGTH + t]];
-                    let mut logits = Owned::poisoned(model.output(&[2]).unwrap());
-                    let [a, b] = &mut sessions;
-                    Session::step(&mut [a, b], Input::Tokens(&next), logits.view_mut()).unwrap();
-                    let expected = common::part(&whole, 1, t..t + 1);
-                    let expected = expected.view().reshape(&[2, config.vocabulary]).unwrap().cast(dtype);
-                    near(&logits, &expected, relative, &format!("{how:?} {config:?} {dtype} step {t} on {what}"));
+                let whole = forward(&model, &tokens).view().to_f64();
+                // The two sequences in turn.
+                for count in [1, 2, 4] {
+                    let mut sessions: Vec<Session> = (0..count).map(|_| Session::new(&model).unwrap()).collect();
+                    for t in 0..LENGTH {
+                        let next: Vec<u32> = (0..count).map(|i| tokens[i % 2 * LENGTH + t]).collect();
+                        let mut logits = Owned::poisoned(model.output(&[count]).unwrap());
+                        let mut all: Vec<&mut Session> = sessions.iter_mut().collect();
+                        Session::step(&mut all, Input::Tokens(&next), logits.view_mut()).unwrap();
+                        let rows = Spec::new(dtype, &[count, config.vocabulary]).unwrap();
+                        let expected =
+                            Owned::from_fn(rows, |i| whole[[i / config.vocabulary % 2, t, i % config.vocabulary]]);
+                        let what = format!("{how:?} {config:?} {dtype} step {t} of {count} on {what}");
+                        near(&logits, &expected, relative, &what);
+                    }
                 }
             }
         }

@@ -1,21 +1,13 @@
-// A dense layer of a small batch, bound by reading its weights once. Its prologue and epilogue are fused, because a
-// separate kernel would cost more than they do. x has BATCH rows in f32; a warp computes ROWS rows of the weights at a
-// time. The host chooses
-//   WIDTH     the width of the convolution
-//   NORM      whether x is the residual stream, which is normed by the root mean square first
-//   EPILOGUE  WRITE: y is written; ADD: the result is added to y; CONVOLVE: y is written, with its first half after
-//             the convolution; NARROW: narrow_y is written, in the storage type
+// A dense layer of a small batch with weights of floats; the rest of it is in layer.cu.
 
-constexpr int WARPS = THREADS / 32;
-
-// A lane's packs of weights: PACKS of each of the warp's ROWS rows.
-struct Held { Pack of[ROWS][PACKS]; };
+// A lane's packs of weights: PACKS of each of the warp's OUTPUTS rows.
+struct Held { Pack of[OUTPUTS][PACKS]; };
 
 __device__ __forceinline__ i64 column(i64 first, int k) { return first + ((i64)k * 32 + threadIdx.x % 32) * VEC; }
 
 __device__ __forceinline__ void read(const Dense& p, i64 row, i64 first, Held& held) {
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r)
+    for (int r = 0; r < OUTPUTS; ++r)
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             i64 at = column(first, k);
@@ -52,12 +44,12 @@ __device__ __forceinline__ void take_pack(const REAL* x, int k, REAL (&to)[VEC])
 }
 
 __device__ __forceinline__ void add(const Dense& p, int first, const Held& held, const REAL* x,
-                                    REAL (&sums)[ROWS][BATCH]) {
+                                    REAL (&sums)[OUTPUTS][BATCH]) {
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-        REAL w[ROWS][VEC];
+        REAL w[OUTPUTS][VEC];
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) widen(held.of[r][k], w[r]);
+        for (int r = 0; r < OUTPUTS; ++r) widen(held.of[r][k], w[r]);
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             REAL v[VEC];
@@ -65,7 +57,7 @@ __device__ __forceinline__ void add(const Dense& p, int first, const Held& held,
 #pragma unroll
             for (int e = 0; e < VEC; ++e)
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) sums[r][b] = fma(w[r][e], v[e], sums[r][b]);
+                for (int r = 0; r < OUTPUTS; ++r) sums[r][b] = fma(w[r][e], v[e], sums[r][b]);
         }
     }
 }
@@ -98,93 +90,15 @@ __device__ __forceinline__ void take(const Dense& p, REAL* x, REAL (&scales)[BAT
             }
         }
     }
-    __shared__ REAL squares[BATCH][WARPS];
-    if (NORM)
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-            for (int distance = 16; distance; distance /= 2)
-                square[b] += __shfl_xor_sync(~0u, square[b], distance);
-            if (threadIdx.x % 32 == 0) squares[b][threadIdx.x / 32] = square[b];
-        }
-    __syncthreads();
-#pragma unroll
-    for (int b = 0; b < BATCH; ++b) {
-        scales[b] = 1;
-        if (NORM) {
-            REAL sum = 0;
-#pragma unroll
-            for (int warp = 0; warp < WARPS; ++warp) sum += squares[b][warp];
-            scales[b] = 1 / sqrt(sum * p.to_mean + p.eps);
-        }
-    }
-}
-
-// The operands of a thread's epilogue, loaded before its sum is ready, to hide their latency.
-struct Operands {
-    REAL bias;
-#if EPILOGUE == ADD
-    REAL old;
-#elif EPILOGUE == CONVOLVE
-    Taps taps;
-#endif
-};
-
-// The lane that writes row r of sequence b; and the row and the sequence that this lane writes.
-__device__ __forceinline__ int putter(int r, int b) { return r * BATCH + b; }
-__device__ __forceinline__ int row_put() { return threadIdx.x % 32 / BATCH; }
-__device__ __forceinline__ int sequence_put() { return threadIdx.x % 32 % BATCH; }
-
-// The offset of a channel in a sequence's conv_state.
-__device__ __forceinline__ i64 in_conv_state(const Dense& p, i64 channel) {
-    return p.layer * (WIDTH - 1) * (p.rows / 2) + channel;
-}
-
-// Loads the operands that no earlier kernel of the step writes, so before the wait.
-__device__ __forceinline__ void read_ahead(const Dense& p, i64 row, Operands& operands) {
-    row += row_put();
-    if (row_put() >= ROWS || row >= p.rows) return;
-    operands.bias = p.b ? widen(p.b[row]) : (REAL)0;
-#if EPILOGUE == CONVOLVE
-    if (row < p.rows / 2) {
-        const STORAGE* samples = p.samples[sequence_put()] + in_conv_state(p, row);
-        operands.taps = taps(samples, p.rows / 2, p.conv_w + row * WIDTH, p.conv_b ? p.conv_b + row : 0);
-    }
-#endif
-}
-
-// Loads the operands that earlier kernels of the step write, so after the wait.
-__device__ __forceinline__ void read_old(const Dense& p, i64 row, Operands& operands) {
-#if EPILOGUE == ADD
-    row += row_put();
-    if (row_put() < ROWS && row < p.rows) operands.old = p.y[sequence_put() * p.rows + row];
-#endif
-}
-
-__device__ __forceinline__ void put(const Dense& p, i64 row, REAL y, const Operands& operands) {
-    y += operands.bias;
-    i64 at = sequence_put() * p.rows + row;
-#if EPILOGUE == WRITE
-    p.y[at] = y;
-#elif EPILOGUE == ADD
-    p.y[at] = operands.old + y;
-#elif EPILOGUE == CONVOLVE
-    if (row < p.rows / 2) {
-        STORAGE newest;
-        narrow(y, newest);
-        y = convolve(operands.taps, p.next_samples[sequence_put()] + in_conv_state(p, row), p.rows / 2, newest);
-    }
-    p.y[at] = y;
-#else
-    narrow(y, p.narrow_y[at]);
-#endif
+    find_scales(p, square, scales);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
     extern __shared__ Four shared[];
     REAL* x = (REAL*)shared;
     let_others_begin();
-    i64 step = (i64)gridDim.x * WARPS * ROWS, row = ((i64)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
+    constexpr int WARPS = THREADS / 32;
+    i64 step = (i64)gridDim.x * WARPS * OUTPUTS, row = ((i64)blockIdx.x * WARPS + threadIdx.x / 32) * OUTPUTS;
     Held held;
     Operands operands;
     read(p, row, 0, held);
@@ -194,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
     REAL scales[BATCH];
     take(p, x, scales);
     for (; row < p.rows; row += step) {
-        REAL sums[ROWS][BATCH] = {};
+        REAL sums[OUTPUTS][BATCH] = {};
         for (i64 first = 0; first < p.columns; first += 32 * VEC * PACKS) {
             Held these = held;
             bool more = first + 32 * VEC * PACKS < p.columns;
@@ -203,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
             add(p, (int)first, these, x, sums);
         }
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
+        for (int r = 0; r < OUTPUTS; ++r)
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
                 REAL sum = sums[r][b];
@@ -211,9 +125,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_dense(Dense p) {
                 for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
                 if (threadIdx.x % 32 == putter(r, b) && row + r < p.rows) put(p, row + r, sum * scales[b], operands);
             }
-        if (row + step < p.rows) {
-            read_ahead(p, row + step, operands);
-            read_old(p, row + step, operands);
-        }
+        read_next(p, row + step, operands);
     }
 }

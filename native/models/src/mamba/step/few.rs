@@ -1,23 +1,28 @@
 //! Decode steps of small batches: the norm and the convolution are fused into dense layers, as prologue and epilogue.
 
+use super::FEW;
 use super::plan::Plan;
 use super::queue::{Step, THREADS};
+use crate::mamba::{Config, Weights};
 use sidewinder_kernels::cuda::{Buffer, EARLY, PACK, Source, grid_size, pack, params};
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::ops::products::matrices::{self, Matrix};
+use sidewinder_kernels::ops::products::blocks::{Format, WALK, WalkLayout};
+use sidewinder_kernels::ops::products::matrices::{self, Matrix, Quantization};
 
-const DENSE: Source<Dense> =
-    Source::new("step_dense", concat!(include_str!("convolve.cu"), include_str!("dense.cu"))).after(&[EARLY, PACK]);
-
+const LAYER: &str = concat!(include_str!("convolve.cu"), include_str!("layer.cu"));
+const DENSE: Source<Dense> = Source::new("step_dense", include_str!("dense.cu")).after(&[EARLY, PACK, LAYER]);
+const BLOCKS: Source<Dense> = Source::new("step_blocks", include_str!("blocks.cu")).after(&[EARLY, WALK, LAYER]);
 const WARPS: usize = THREADS as usize / 32;
 /// Upper limit for the packs of weights that a thread holds in registers.
 pub const PACKS: usize = 8;
+/// Upper limit for the chunks of blocks that a warp holds in shared memory.
+const STAGES: usize = 4;
 
 params! {
     #[derive(Default)]
     struct Dense {
-        w: u64 as "const STORAGE*", // (rows, columns)
-        b: u64 as "const STORAGE*", // (rows), or none
+        w: u64 as "const STORAGE*", // (rows, columns), or rows of blocks
+        b: u64 as "const void*", // (rows), or none
         x: u64 as "const REAL*", // (BATCH, columns), rows apart by stride
         norm: u64 as "const REAL*", // (columns)
         y: u64 as "REAL*", // (BATCH, rows)
@@ -64,6 +69,16 @@ impl Epilogue {
     }
 }
 
+/// Upper limit for the elements of all rows of x that each block of threads quantizes. With more, products in tiles are
+/// faster.
+const QUANTIZED: usize = 8192;
+
+/// Whether the fused kernels read all matrices, and are the faster ones.
+pub fn fits(config: &Config, weights: &Weights<Buffer>, batch: usize) -> bool {
+    let quantized = !weights.is_quantized() || batch * config.inner <= QUANTIZED;
+    batch <= FEW && quantized && !weights.formats().contains(Quantization::Ternary.name())
+}
+
 impl Step<'_> {
     /// Queues the layers and the head.
     pub fn of_few(&self) -> Result<()> {
@@ -72,10 +87,7 @@ impl Step<'_> {
         let at = |buffer| self.lane.address(buffer);
         for (i, layer) in weights.layers.iter().enumerate() {
             let block = layer.block.mamba();
-            let [w, b] = self.floats(&block.in_proj)?;
             let in_proj = Dense {
-                w,
-                b,
                 x: at(sum)?,
                 norm: at(&layer.norm)?,
                 y: at(xz)?,
@@ -86,13 +98,12 @@ impl Step<'_> {
                 layer: i as i64,
                 ..Dense::new(2 * inner, width)
             };
-            self.dense(Epilogue::Convolve, in_proj)?;
-            let [w, b] = self.floats(&block.x_proj)?;
-            let x_proj = Dense { w, b, x: at(xz)?, y: at(projected)?, ..Dense::new(rank + 2 * state, inner) };
-            self.dense(Epilogue::Write, Dense { stride: 2 * inner, ..x_proj })?;
+            self.dense(Epilogue::Convolve, &block.in_proj, in_proj)?;
+            let x_proj = Dense { x: at(xz)?, y: at(projected)?, ..Dense::new(rank + 2 * state, inner) };
+            self.dense(Epilogue::Write, &block.x_proj, Dense { stride: 2 * inner, ..x_proj })?;
             self.scan(i, layer, [at(xz)?, at(xz)? + 4 * inner as u64], [2 * inner; 2])?;
-            let [w, b] = self.floats(&block.out_proj)?;
-            self.dense(Epilogue::Add, Dense { w, b, x: at(y)?, y: at(sum)?, ..Dense::new(width, inner) })?;
+            let out_proj = Dense { x: at(y)?, y: at(sum)?, ..Dense::new(width, inner) };
+            self.dense(Epilogue::Add, &block.out_proj, out_proj)?;
         }
         self.head_of_few()
     }
@@ -104,38 +115,88 @@ impl Step<'_> {
         let Some(head) = &weights.head else {
             return self.norm(0, &weights.norm, out);
         };
-        let ([w, b], x, norm, narrow_y) = (self.floats(head)?, at(sum)?, at(&weights.norm)?, at(out)?);
-        let head = Dense { w, b, x, norm, narrow_y, ..Dense::new(config.vocabulary as i64, config.width as i64) };
-        self.dense(Epilogue::Narrow, head)
+        let (x, norm, narrow_y) = (at(sum)?, at(&weights.norm)?, at(out)?);
+        let params = Dense { x, norm, narrow_y, ..Dense::new(config.vocabulary as i64, config.width as i64) };
+        self.dense(Epilogue::Narrow, head, params)
     }
 
-    /// The addresses of a float matrix and of its bias, which is 0 for none.
-    fn floats(&self, of: &matrices::Dense<Buffer>) -> Result<[u64; 2]> {
-        let Matrix::Float(w) = &of.w else { unreachable!("models with quantized matrices step as many do") };
-        Ok([self.lane.address(w)?, self.address_of(&of.b)?])
-    }
-
-    fn dense(&self, epilogue: Epilogue, params: Dense) -> Result<()> {
-        let Plan { config, dtype, batch, .. } = self.plan;
-        let params = Dense { eps: config.eps as f32, to_mean: 1.0 / params.columns as f32, ..params };
-        let (rows, columns) = (params.rows as usize, params.columns as usize);
-        let size = dtype.size();
-        let vec = pack(size, &[params.w, (columns * size) as u64]);
-        let multiprocessors = self.lane.device().facts().multiprocessors as usize;
-        // A warp computes two rows for each read of x, if there are enough rows to occupy all warps.
-        let each = if rows >= 2 * WARPS * multiprocessors { 2 } else { 1 };
-        let packs = columns.div_ceil(32 * vec).clamp(1, PACKS / each);
+    /// Queues a dense layer.
+    fn dense(&self, epilogue: Epilogue, of: &matrices::Dense<Buffer>, params: Dense) -> Result<()> {
+        let Plan { config, batch, .. } = self.plan;
+        let (b, eps, to_mean) = (self.address_of(&of.b)?, config.eps as f32, 1.0 / params.columns as f32);
+        let params = Dense { b, eps, to_mean, ..params };
         let options = format!(
-            "-DBATCH={batch} -DROWS={each} -DPACKS={packs} -DVEC={vec} -DWIDTH={} -DNORM={} {}",
+            "-DBATCH={batch} -DWIDTH={} -DNORM={} {}",
             config.conv,
             u32::from(params.norm != 0),
             epilogue.options(),
         );
+        match &of.w {
+            Matrix::Float(w) => self.floats(&options, Dense { w: self.lane.address(w)?, ..params }),
+            Matrix::Blocks(format, w) => self.blocks(*format, &options, Dense { w: self.lane.address(w)?, ..params }),
+            Matrix::Ternary(..) => unreachable!("models with ternary matrices step as many do"),
+        }
+    }
+
+    /// Queues a dense layer with weights of floats.
+    fn floats(&self, options: &str, params: Dense) -> Result<()> {
+        let Plan { dtype, batch, .. } = self.plan;
+        let (rows, columns) = (params.rows as usize, params.columns as usize);
+        let size = dtype.size();
+        let vec = pack(size, &[params.w, (columns * size) as u64]);
+        let outputs = self.outputs(rows, 2);
+        let packs = columns.div_ceil(32 * vec).clamp(1, PACKS / outputs);
+        let options = format!("{options} -DBIAS=STORAGE -DOUTPUTS={outputs} -DPACKS={packs} -DVEC={vec}");
         let kernel = self.kernel(&DENSE, THREADS, &options)?;
-        // Registers allow two blocks per multiprocessor at once; each block loops over rows.
-        let blocks = rows.div_ceil(WARPS * each).min(2 * multiprocessors);
-        let shared = (batch * columns.next_multiple_of(32 * vec * packs) * 4) as u32;
+        let (blocks, shared) = (self.sharers(rows, outputs), batch * columns.next_multiple_of(32 * vec * packs) * 4);
         // SAFETY: sizes are those of the plan's buffers.
-        unsafe { self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared, &params) }
+        unsafe { self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared as u32, &params) }
+    }
+
+    /// Queues a dense layer with weights in blocks.
+    fn blocks(&self, format: Format, options: &str, params: Dense) -> Result<()> {
+        let (rows, columns) = (params.rows as usize, params.columns as usize);
+        let layout = self.layout(format, rows, columns);
+        let held = columns.div_ceil(8 * THREADS as usize);
+        let options = format!("{options} -DBIAS=REAL -DHELD={held} {}", layout.options());
+        let kernel = self.kernel(&BLOCKS, THREADS, &options)?;
+        let (blocks, shared) = (self.sharers(rows, layout.outputs), layout.shared(columns));
+        // SAFETY: sizes are those of the plan's buffers.
+        unsafe { self.lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], THREADS, shared as u32, &params) }
+    }
+
+    /// The walk along rows of weights with the most outputs and stages that are of use and leave room for two blocks of
+    /// threads on a multiprocessor.
+    fn layout(&self, format: Format, rows: usize, columns: usize) -> WalkLayout {
+        let room = self.lane.device().facts().shared as usize / 2;
+        let layout = |outputs, stages| {
+            let batch = self.plan.batch;
+            WalkLayout { format, floats: false, rows: batch, outputs, warps: WARPS, stages }
+        };
+        // A warp's chunks of weights, of which all but one can be in flight at once.
+        let chunks = |outputs| {
+            rows.div_ceil(WARPS * outputs).div_ceil(self.sharers(rows, outputs)) * WalkLayout::chunks(columns)
+        };
+        let most = self.outputs(rows, 4);
+        let stages = |outputs| (2..=(chunks(outputs) + 1).clamp(2, STAGES)).rev();
+        let outputs = [4, 2, 1].into_iter().filter(|&outputs| outputs <= most);
+        let mut layouts = outputs.flat_map(|outputs| stages(outputs).map(move |stages| layout(outputs, stages)));
+        layouts.find(|layout| layout.shared(columns) <= room).unwrap_or(layout(1, 2))
+    }
+
+    /// The rows of weights that a warp computes for each read of x, at most `most`: several if there are enough of them
+    /// to occupy all multiprocessors.
+    fn outputs(&self, rows: usize, most: usize) -> usize {
+        let enough = |outputs: &usize| *outputs <= most && rows >= outputs * WARPS * self.multiprocessors();
+        [4, 2].into_iter().find(enough).unwrap_or(1)
+    }
+
+    /// The blocks of threads that share `rows`, each of which loops over them. Registers allow two on a multiprocessor.
+    fn sharers(&self, rows: usize, outputs: usize) -> usize {
+        rows.div_ceil(WARPS * outputs).min(2 * self.multiprocessors())
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.lane.device().facts().multiprocessors as usize
     }
 }

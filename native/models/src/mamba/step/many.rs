@@ -1,4 +1,5 @@
-//! Decode steps of larger batches, and of quantized models: dense layers as in the forward pass over whole sequences.
+//! Decode steps of larger batches, and of models with ternary matrices: dense layers as in the forward pass over whole
+//! sequences.
 
 use super::plan::{Many, Plan};
 use super::queue::{Step, THREADS};

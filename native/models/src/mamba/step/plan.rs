@@ -1,6 +1,6 @@
 //! The buffers of a recorded step.
 
-use super::FEW;
+use super::few;
 use super::layout::InputLayout;
 use super::queue::Step;
 use crate::mamba::layers::States;
@@ -25,7 +25,7 @@ pub struct Plan {
     pub y: Buffer,
     pub out: Buffer,
     pub tokens: Buffer,
-    /// Additional buffers of larger batches and quantized models.
+    /// Additional buffers of steps that [`few`] does not fit.
     pub many: Option<Many>,
     /// Pinned host memory: the contents of `input`, then those of `out`, then those of `tokens`.
     pub pinned: Pinned,
@@ -56,8 +56,7 @@ impl Plan {
         let input = Spec::new(DType::U8, &[layout.bytes])?;
         let out_bytes = (batch * out * dtype.size()).next_multiple_of(8);
         let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
-        // The fused kernels of small batches read float weights only.
-        let many = (batch > FEW || weights.is_quantized()).then(many).transpose()?;
+        let many = (!few::fits(config, &weights, batch)).then(many).transpose()?;
         let between = if many.is_some() { dtype } else { DType::F32 };
         Ok(Plan {
             config: *config,

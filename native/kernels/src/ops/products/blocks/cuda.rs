@@ -12,6 +12,7 @@ mod tile;
 mod walk;
 
 pub use convert::{dequantize, quantize};
+pub use walk::{WALK, WalkLayout};
 
 use super::format::{BLOCK, Format};
 use super::problem::Problem;
@@ -133,13 +134,18 @@ fn weights(problem: &Problem) -> usize {
     problem.outputs.saturating_mul(problem.inputs / BLOCK).saturating_mul(problem.factors.weights.bytes())
 }
 
-/// The compiler options for an element type and a format.
-fn types_and_format(dtype: DType, format: Format) -> String {
+/// The compiler options for a format.
+fn format_options(format: Format) -> String {
     let bits = match format {
         Format::Q8 => 8,
         Format::Q4 => 4,
     };
-    format!("{} -DFORMAT={bits} -DBYTES={}", types(dtype), format.bytes())
+    format!("-DFORMAT={bits} -DBYTES={}", format.bytes())
+}
+
+/// The compiler options for an element type and a format.
+fn types_and_format(dtype: DType, format: Format) -> String {
+    format!("{} {}", types(dtype), format_options(format))
 }
 
 /// The compiler options of all product kernels.

@@ -49,10 +49,16 @@ __device__ __forceinline__ Eight quantized(const float (&x)[8]) {
     return to;
 }
 
-// Writes a quarter of block `block`, one of 32 adjacent blocks of a row, in the order of walks, unless `to` is null.
-// With FLOATS: the first values of all blocks, then their second ones, and so on. Otherwise the first halves of their
-// values, then the second halves, 16 bytes each, so that lanes with a block each read adjacent bytes; each block's
-// scale and the start value of its sum follow. Weights are too large by `offset`.
+// Writes a quarter of block `block`, one of 32 adjacent blocks of a row, in the order of walks: the first halves of their
+// values, then the second halves, 16 bytes each, so that lanes with a block each read adjacent bytes; each block's scale
+// and the start value of its sum follow. Weights are too large by `offset`.
+__device__ __forceinline__ void put_ready(const Eight& all, unsigned char* to, int block, int quarter, int offset) {
+    *(uint2*)(to + (quarter / 2 * 32 + block) * 16 + quarter % 2 * 8) = make_uint2(all.words[0], all.words[1]);
+    if (quarter == 0) ((int2*)(to + 1024))[block] = {__float_as_int(all.scale), -offset * all.sum};
+}
+
+// Writes a quarter of a block, unless `to` is null; with FLOATS the first values of all blocks, then their second ones,
+// and so on.
 __device__ __forceinline__ void make_ready(const float (&x)[8], unsigned char* to, int block, int quarter, int offset) {
 #if FLOATS
     if (!to) return;
@@ -60,8 +66,6 @@ __device__ __forceinline__ void make_ready(const float (&x)[8], unsigned char* t
     for (int i = 0; i < 8; ++i) ((float*)to)[(quarter * 8 + i) * 32 + block] = x[i];
 #else
     Eight all = quantized(x);
-    if (!to) return;
-    *(uint2*)(to + (quarter / 2 * 32 + block) * 16 + quarter % 2 * 8) = make_uint2(all.words[0], all.words[1]);
-    if (quarter == 0) ((int2*)(to + 1024))[block] = {__float_as_int(all.scale), -offset * all.sum};
+    if (to) put_ready(all, to, block, quarter, offset);
 #endif
 }

@@ -1,7 +1,6 @@
 // Products of a few rows. A warp has OUTPUTS rows of weights at a time; of 32 adjacent blocks, each lane has one.
-// STAGES - 1 pieces of weights are in flight while one is multiplied. FUSED: all threads of a block prepare its rows of
-// x while the first pieces are in flight; else blocks_rows has done so. The host gives FORMAT, ROWS of x, FLOATS,
-// FUSED, WARPS, STAGES, OUTPUTS, ROW_BYTES, READY (bytes of x for 32 blocks of a row) and FN.
+// STAGES - 1 pieces of weights are in flight while one is multiplied. The host gives FORMAT, ROWS of x, FLOATS, WARPS,
+// STAGES, OUTPUTS, ROW_BYTES and READY (bytes of x for 32 blocks of a row).
 
 constexpr int WORDS = FORMAT == 8 ? 8 : 4;
 // ROW_BYTES has 32 blocks from an even address on, in 16-byte units from that address rounded down.
@@ -11,10 +10,16 @@ constexpr int UNITS = ROW_BYTES / 16, STAGE = OUTPUTS * ROW_BYTES;
 constexpr int REST = UNITS % 32;
 static_assert(OUTPUTS * REST <= 32, "one copy");
 
-// A row of weights. Past the last one it is the last one again, whose result is not written.
-__device__ __forceinline__ const unsigned char* weights_of(const Walked& p, i64 output) {
-    return p.w + (output < p.outputs ? output : p.outputs - 1) * p.blocks * BYTES;
-}
+// Rows of weights.
+struct Weights {
+    const unsigned char* w;
+    i64 outputs, blocks;
+
+    // A row. Past the last one it is the last one again, whose result is not written.
+    __device__ __forceinline__ const unsigned char* row(i64 output) const {
+        return w + (output < outputs ? output : outputs - 1) * blocks * BYTES;
+    }
+};
 
 // The next piece that a warp fetches: `left` pieces of its rows including this one, this lane's first unit of each row,
 // and the lane's unit among the remaining ones.
@@ -23,17 +28,17 @@ struct Ahead {
     const unsigned char* units[OUTPUTS + 1];
 };
 
-__device__ __forceinline__ Ahead ahead_of(const Walked& p, i64 first, i64 chunks, int lane) {
+__device__ __forceinline__ Ahead ahead_of(const Weights& w, i64 first, i64 chunks, int lane) {
     Ahead at = {first, chunks};
 #pragma unroll
-    for (int o = 0; o < OUTPUTS; ++o) at.units[o] = rounded_down(weights_of(p, first + o)) + lane * 16;
-    at.units[OUTPUTS] = rounded_down(weights_of(p, first + lane / REST)) + (UNITS - REST + lane % REST) * 16;
+    for (int o = 0; o < OUTPUTS; ++o) at.units[o] = rounded_down(w.row(first + o)) + lane * 16;
+    at.units[OUTPUTS] = rounded_down(w.row(first + lane / REST)) + (UNITS - REST + lane % REST) * 16;
     return at;
 }
 
 // Fetches the weights of 32 blocks in whole units. Units past the end of all weights are skipped.
-__device__ __forceinline__ void fetch(const Walked& p, const Ahead& at, int lane, unsigned char* stage) {
-    const unsigned char* end = p.w + p.outputs * p.blocks * BYTES;
+__device__ __forceinline__ void fetch(const Weights& w, const Ahead& at, int lane, unsigned char* stage) {
+    const unsigned char* end = w.w + w.outputs * w.blocks * BYTES;
     if (at.units[OUTPUTS - 1] + (UNITS - lane) * 16 <= end) {
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
@@ -47,23 +52,27 @@ __device__ __forceinline__ void fetch(const Walked& p, const Ahead& at, int lane
     }
 #pragma unroll 1
     for (int o = 0; o < OUTPUTS; ++o) {
-        const unsigned char* from = rounded_down(weights_of(p, at.first + o)) + (at.units[0] - rounded_down(weights_of(p, at.first)));
+        const unsigned char* from = rounded_down(w.row(at.first + o)) + (at.units[0] - rounded_down(w.row(at.first)));
 #pragma unroll 1
         for (int unit = 0; unit + lane < UNITS; unit += 32)
             if (from + unit * 16 < end) copy16(stage + o * ROW_BYTES + (lane + unit) * 16, from + unit * 16, end);
     }
 }
 
-// Fetches the next piece, if there is one, and moves on.
-__device__ __forceinline__ void fetch_next(const Walked& p, Ahead& at, i64 chunks, i64 step, int lane, unsigned char* stage) {
-    if (at.left > 0 && at.first < p.outputs) fetch(p, at, lane, stage);
-    commit();
-    if (--at.left <= 0) {
-        at = ahead_of(p, at.first + step, chunks, lane);
-        return;
-    }
+// Fetches the next piece, if there is one, and moves on. What is behind the last piece is not computed: with few pieces
+// that would take as long as the products.
+__device__ __forceinline__ void fetch_next(const Weights& w, Ahead& at, i64 chunks, i64 step, int lane, unsigned char* stage) {
+    if (at.left > 0) {
+        fetch(w, at, lane, stage);
+        at.left--;
+        if (at.left > 0) {
 #pragma unroll
-    for (int o = 0; o <= OUTPUTS; ++o) at.units[o] += 32 * BYTES;
+            for (int o = 0; o <= OUTPUTS; ++o) at.units[o] += 32 * BYTES;
+        } else if (at.first + step < w.outputs) {
+            at = ahead_of(w, at.first + step, chunks, lane);
+        }
+    }
+    commit();
 }
 
 #if FLOATS
@@ -98,22 +107,20 @@ __device__ __forceinline__ void add(const Block (&blocks)[OUTPUTS], const float 
 #else
 __device__ __forceinline__ void add(const unsigned (&weights)[OUTPUTS][WORDS], const float (&d)[OUTPUTS],
                                     const unsigned char* x, int lane, float (&sums)[OUTPUTS]) {
-    int4 low = ((const int4*)x)[lane], high = ((const int4*)x)[lane + 32];
+    int4 first_half = ((const int4*)x)[lane], second_half = ((const int4*)x)[lane + 32];
     int2 scale = ((const int2*)(x + 1024))[lane];
-    int words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    int words[8] = {first_half.x,  first_half.y,  first_half.z,  first_half.w,
+                    second_half.x, second_half.y, second_half.z, second_half.w};
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o) {
-        int sum = scale.y;
+        int low = scale.y, high = 0;
 #pragma unroll
-        for (int i = 0; i < WORDS; ++i) {
-            if (FORMAT == 8) {
-                sum = __dp4a((int)weights[o][i], words[i], sum);
-            } else {
-                sum = __dp4a((int)(weights[o][i] & 0x0f0f0f0f), words[i], sum);
-                sum = __dp4a((int)(weights[o][i] >> 4 & 0x0f0f0f0f), words[i + 4], sum);
-            }
+        for (int i = 0; i < 4; ++i) {
+            int first = FORMAT == 8 ? (int)weights[o][i] : (int)(weights[o][i] & 0x0f0f0f0f);
+            int second = FORMAT == 8 ? (int)weights[o][i + WORDS - 4] : (int)(weights[o][i] >> 4 & 0x0f0f0f0f);
+            low = __dp4a(first, words[i], low), high = __dp4a(second, words[i + 4], high);
         }
-        sums[o] = fmaf(__int_as_float(scale.x) * d[o], (float)sum, sums[o]);
+        sums[o] = fmaf(__int_as_float(scale.x) * d[o], (float)(low + high), sums[o]);
     }
 }
 #endif
@@ -140,70 +147,45 @@ __device__ __forceinline__ void add(const unsigned char* x, i64 apart, const uns
     for (int r = 0; r < ROWS; ++r) add(weights, d, x + r * apart, lane, sums[r]);
 }
 
-__device__ __forceinline__ void write(const Walked& p, i64 first, i64 group, const float (&sums)[ROWS][OUTPUTS]) {
+// The sum over a warp.
+__device__ __forceinline__ float sum_of_warp(float sum) {
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) {
-            float sum = sums[r][o];
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
-            i64 output = first + o, row = group * ROWS + r;
-            if (threadIdx.x % 32 == r * OUTPUTS + o && output < p.outputs && row < p.rows)
-                p.y[row * p.outputs + output] = finished(sum, p.b, output);
-        }
-    }
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
+    return sum;
 }
 
-// Prepares the rows of a group. Rows and blocks past the last ones are zeros.
-__device__ __forceinline__ void make_all_ready(const Walked& p, i64 group, int chunks, unsigned char* to) {
-    for (int at = threadIdx.x; at < ROWS * chunks * 128; at += 32 * WARPS) {
-        int quarter = at % 4, chunk = at / 128;
-        i64 row = group * ROWS + chunk / chunks, block = chunk % chunks * 32 + at / 4 % 32;
-        float x[8] = {};
-        if (row < p.rows && block < p.blocks) eight(p.x + (row * p.blocks + block) * 32 + quarter * 8, x);
-        make_ready(x, to + chunk * READY, at / 4 % 32, quarter, FORMAT == 4 ? 8 : 0);
-    }
-    __syncthreads();
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) blocks_walk(Walked p) {
-    extern __shared__ __align__(16) unsigned char shared[];
-    int warp = threadIdx.x / 32, lane;
+// Multiplies the rows that this warp has: from `begin` on, every `step`-th OUTPUTS of them. `ready` returns the rows of
+// x, `apart` bytes from each other, and is called while the first weights are in flight; `write` gets the sums of each
+// lane for the OUTPUTS from its first argument on.
+template <class Ready, class Write>
+__device__ __forceinline__ void walk(const Weights& w, i64 begin, i64 step, i64 apart, unsigned char* stages, Ready ready,
+                                     Write write) {
+    int lane;
     // Volatile, because the compiler would otherwise read the register repeatedly.
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    unsigned char* stages = shared + warp * STAGES * STAGE;
-    i64 chunks = (p.blocks + 31) / 32, group = blockIdx.x / p.columns, step = p.columns * WARPS * OUTPUTS;
-    i64 begin = (blockIdx.x % p.columns * WARPS + warp) * OUTPUTS;
-    Ahead ahead = ahead_of(p, begin, chunks, lane);
-    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_next(p, ahead, chunks, step, lane, stages + stage * STAGE);
-#if FUSED
-    unsigned char* ready = shared + WARPS * STAGES * STAGE;
-    make_all_ready(p, group, (int)chunks, ready);
-    int apart = (int)chunks * READY;
-#else
-    wait_for_others();
-    i64 apart = chunks * READY;
-    const unsigned char* ready = p.ready + group * ROWS * apart;
-#endif
+    i64 chunks = (w.blocks + 31) / 32;
+    Ahead ahead = {};
+    if (begin < w.outputs) ahead = ahead_of(w, begin, chunks, lane);
+    for (int stage = 0; stage < STAGES - 1; ++stage) fetch_next(w, ahead, chunks, step, lane, stages + stage * STAGE);
+    const unsigned char* rows = ready();
     int stage = 0, next = STAGES - 1;
-    for (i64 first = begin; first < p.outputs; first += step) {
+    for (i64 first = begin; first < w.outputs; first += step) {
         Where at[OUTPUTS];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o)
-            at[o] = where(kept(o * ROW_BYTES + ((int)(unsigned long long)weights_of(p, first + o) & 15) + lane * BYTES));
+            at[o] = where(kept(o * ROW_BYTES + ((int)(unsigned long long)w.row(first + o) & 15) + lane * BYTES));
         float sums[ROWS][OUTPUTS] = {};
-        const unsigned char* x = ready;
+        const unsigned char* x = rows;
         for (i64 chunk = 0; chunk < chunks; ++chunk, x += READY) {
-            fetch_next(p, ahead, chunks, step, lane, stages + next * STAGE);
+            fetch_next(w, ahead, chunks, step, lane, stages + next * STAGE);
             copied<STAGES - 1>();
             __syncwarp();
-            if (chunk * 32 + lane < p.blocks) add(x, apart, stages + stage * STAGE, at, lane, sums);
+            if (chunk * 32 + lane < w.blocks) add(x, apart, stages + stage * STAGE, at, lane, sums);
             // The next copy overwrites what was read here.
             __syncwarp();
             next = stage;
             stage = stage + 1 < STAGES ? stage + 1 : 0;
         }
-        write(p, first, group, sums);
+        write(first, sums);
     }
 }
