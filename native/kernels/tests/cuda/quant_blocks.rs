@@ -5,7 +5,7 @@ use crate::common;
 use crate::common::check::noise;
 use crate::common::composed::f16_convert;
 use crate::common::quant::{SIZES, hard_rows, product, weights};
-use crate::common::{Place, bits, cast, gpu, run, run_cuda};
+use crate::common::{Place, bits, cast, gpu, run, run_cuda, worst};
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::{Buffer, Device};
 use sidewinder_kernels::error::Kind;
@@ -15,6 +15,9 @@ use sidewinder_kernels::ops::products::blocks::{
     Dequantize, DequantizeOptions, Format, MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8, Options, Quantize,
     QuantizeOptions, STORAGE,
 };
+use sidewinder_kernels::ops::products::linear;
+use sidewinder_kernels::ops::products::matrices::{self, Quantization};
+use sidewinder_kernels::place::{Cpu, Cuda};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
 
 fn one(name: &'static str, tensor: Owned) -> Named<Owned> {
@@ -184,6 +187,33 @@ fn weights_may_lie_at_any_even_address() {
                 assert_eq!(*got, expected[[row, from + o]], "row {row}, output {o} from {from}");
             }
         }
+    }
+}
+
+/// Many rows of 16-bit types meet the values of the blocks, rounded to their type, without being quantized themselves.
+#[test]
+fn many_rows_of_16_bits_are_multiplied_as_floats() {
+    let Some(device) = gpu() else { return };
+    let (lane, exec) = (device.lane().unwrap(), Exec::default());
+    let [rows, inputs, outputs] = [260, 2048, 2080];
+    let up = |tensor: Owned| {
+        let buffer = Buffer::new(&device, tensor.spec()).unwrap();
+        lane.upload(tensor.view().bytes(), &buffer).map(|()| buffer)
+    };
+    for (format, dtype) in Format::ALL.into_iter().flat_map(|format| [DType::Bf16, DType::F16].map(|to| (format, to))) {
+        let x = noise(1, &[rows, inputs], -1.0, 1.0).cast(dtype);
+        let w = Quantization::Blocks(format).of(&noise(2, &[outputs, inputs], -1.0, 1.0).view(), &exec).unwrap();
+        let floats = matrices::floats(&w.as_ref().try_map(|part| Ok(part.view())).unwrap(), inputs).unwrap();
+        let [wide, floats] = [x.cast(DType::F32), floats.cast(dtype).cast(DType::F32)];
+        let mut expected = Owned::poisoned(Spec::new(DType::F32, &[rows, outputs]).unwrap());
+        linear::at(&Cpu(&exec), [wide.view(), floats.view()], None, expected.view_mut()).unwrap();
+        let y = Buffer::new(&device, Spec::new(dtype, &[rows, outputs]).unwrap()).unwrap();
+        lane.poison(&y).unwrap();
+        let (x, w) = (up(x).unwrap(), w.try_map(up).unwrap());
+        matrices::multiply(&Cuda(&lane), x, &w.into(), y.clone()).unwrap();
+        // One rounding of a sum, which is of the size of some products.
+        let off = worst(&lane.downloaded(&y).unwrap(), &expected.cast(dtype), 0.01, 0.01);
+        assert!(off <= 1.0, "{off} times the tolerance: {format:?} {dtype}");
     }
 }
 

@@ -1,4 +1,4 @@
-// Converts rows of floats to blocks and back: one warp per block, one lane per value. The host gives FORMAT, 8 or 4,
+// Converts rows of floats to blocks, one warp per block, one lane per value, and back. The host gives FORMAT, 8 or 4,
 // BYTES of a block, and LIMIT, the least magnitude whose scale overflows.
 // Every operation is rounded as the formats say and none is contracted, so that every device gives equal bytes.
 
@@ -61,13 +61,28 @@ extern "C" __global__ void blocks_quantize(Convert p) {
     if (p.first && bad && lane == 0) atomicMin(p.first, (unsigned long long)(block * 32 + __ffs(bad) - 1));
 }
 #else
+// Two values of a block from its bytes `i` and `i + 1`, in `upper` nibbles of Q4_0.
+__device__ __forceinline__ void two(const unsigned char* bytes, int i, bool upper, float d, float& low, float& high) {
+    int both = *(const unsigned short*)(bytes + i);
+    if (FORMAT == 4) both = (both >> (upper ? 4 : 0)) & 0x0f0f;
+    int first = FORMAT == 8 ? (signed char)both : (both & 255) - 8, second = FORMAT == 8 ? (signed char)(both >> 8) : (both >> 8) - 8;
+    low = __fmul_rn(d, (float)first), high = __fmul_rn(d, (float)second);
+}
+
+// A thread has a quarter of a block.
 extern "C" __global__ void blocks_dequantize(Convert p) {
-    i64 block = (blockIdx.x * (i64)blockDim.x + threadIdx.x) / 32;
-    int lane = threadIdx.x % 32;
+    struct alignas(8 * sizeof(STORAGE) < 16 ? 8 * sizeof(STORAGE) : 16) Eight { STORAGE of[8]; } eight;
+    i64 id = blockIdx.x * (i64)blockDim.x + threadIdx.x, block = id / 4;
+    int quarter = id % 4;
     if (block >= p.blocks) return;
     const unsigned char* from = p.q + block * BYTES;
     float d = widen(f16{*(const unsigned short*)from});
-    int q = FORMAT == 8 ? (int)(signed char)from[2 + lane] : (from[2 + lane % 16] >> lane / 16 * 4 & 15) - 8;
-    p.back[block * 32 + lane] = __fmul_rn(d, (float)q);
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        float low, high;
+        two(from + 2, quarter % (FORMAT == 8 ? 4 : 2) * 8 + i, quarter >= 2, d, low, high);
+        narrow(low, eight.of[i]), narrow(high, eight.of[i + 1]);
+    }
+    *(Eight*)(p.back + id * 8) = eight;
 }
 #endif

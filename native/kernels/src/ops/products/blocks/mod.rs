@@ -31,6 +31,7 @@ mod quantize;
 mod reference;
 
 pub use cpu::{Instructions, multiply_by};
+pub(crate) use cuda::dequantize;
 pub use cuda::{WALK, WalkLayout};
 pub use format::Format;
 pub use matmul::{MatmulF32Q4, MatmulF32Q8, MatmulQ8Q4, MatmulQ8Q8};

@@ -11,24 +11,35 @@ use crate::tensor::{DType, Described, Spec};
 const QUANTIZE: Source<Convert> = Source::new("blocks_quantize", text!([], "blocks/convert"));
 const DEQUANTIZE: Source<Convert> = Source::new("blocks_dequantize", text!([], "blocks/convert"));
 
+/// Threads of a block in the conversion back.
+const QUARTERS: usize = 4;
+
 params! {
     /// The parameters of `convert.cu`.
     #[derive(Default)]
     struct Convert {
         x: u64 as "const STORAGE*",
         q: u64 as "unsigned char*",
-        back: u64 as "float*",
+        back: u64 as "STORAGE*",
         first: u64 as "unsigned long long*", // the first value without a finite scale, or null
         blocks: i64,
     }
 }
 
-fn convert(lane: &Lane, source: &Source<Convert>, dtype: DType, format: Format, params: &Convert) -> Result<()> {
+/// Queues a conversion, with `threads` for each block.
+fn convert(
+    lane: &Lane,
+    source: &Source<Convert>,
+    dtype: DType,
+    format: Format,
+    threads: usize,
+    params: &Convert,
+) -> Result<()> {
     let quantize = u32::from(source.name == QUANTIZE.name);
     let options = format!("{} -DQUANTIZE={quantize} -DLIMIT={:?}f", types_and_format(dtype, format), format.limit());
     let kernel = lane.device().kernel(source, &options)?;
     // SAFETY: the op's checks prove the number of blocks.
-    unsafe { launch_each(lane, &kernel, params.blocks as usize * BLOCK, params) }
+    unsafe { launch_each(lane, &kernel, params.blocks as usize * threads, params) }
 }
 
 /// Queues the quantizer. With checks, waits for their result.
@@ -38,11 +49,11 @@ pub fn quantize(problem: &Conversion, x: &Buffer, q: &Buffer, lane: &Lane) -> Re
     let mut params =
         Convert { x: lane.address(x)?, q: even("q", q, lane)?, blocks: (count / BLOCK) as i64, ..Convert::default() };
     if problem.unchecked {
-        return convert(lane, &QUANTIZE, problem.x.dtype, problem.format, &params);
+        return convert(lane, &QUANTIZE, problem.x.dtype, problem.format, BLOCK, &params);
     }
     lane.fill(&first, 0xff)?;
     params.first = lane.address(&first)?;
-    convert(lane, &QUANTIZE, problem.x.dtype, problem.format, &params)?;
+    convert(lane, &QUANTIZE, problem.x.dtype, problem.format, BLOCK, &params)?;
     let at = lane.downloaded(&first)?.view().slice::<i64>()?[0];
     if at < 0 {
         return Ok(());
@@ -52,9 +63,9 @@ pub fn quantize(problem: &Conversion, x: &Buffer, q: &Buffer, lane: &Lane) -> Re
     Err(problem.format.refused(at as usize, value))
 }
 
-/// Queues the conversion back to floats.
+/// Queues the conversion back to floats of any type.
 pub fn dequantize(format: Format, q: &Buffer, x: &Buffer, lane: &Lane) -> Result<()> {
     let blocks = (x.spec().shape.elements() / BLOCK) as i64;
     let params = Convert { q: even("q", q, lane)?, back: lane.address(x)?, blocks, ..Convert::default() };
-    convert(lane, &DEQUANTIZE, DType::F32, format, &params)
+    convert(lane, &DEQUANTIZE, x.spec().dtype, format, QUARTERS, &params)
 }
