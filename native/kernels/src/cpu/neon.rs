@@ -3,8 +3,9 @@
 // NEON is part of the base of every 64-bit ARM CPU.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
+use super::storage::{BELOW_HALF, QUIET};
 use super::vector::Vector;
-use half::f16;
+use half::{bf16, f16};
 use std::arch::aarch64::*;
 
 /// 4 floats.
@@ -122,5 +123,22 @@ impl Vector for F32x4 {
         let mut lanes = [0.0; Self::LANES];
         self.store(&mut lanes);
         values[..Self::LANES].copy_from_slice(&lanes.map(f16::from_f32));
+    }
+    #[inline(always)]
+    fn load_bf16(values: &[bf16]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe { Self(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(values.as_ptr().cast())))) }
+    }
+    #[inline(always)]
+    fn store_bf16(self, values: &mut [bf16]) {
+        let values = &mut values[..Self::LANES];
+        unsafe {
+            let bits = vreinterpretq_u32_f32(self.0);
+            let odd = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+            let rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(BELOW_HALF)));
+            let quiet = vorrq_u32(bits, vdupq_n_u32(QUIET));
+            let kept = vbslq_u32(vceqq_f32(self.0, self.0), rounded, quiet);
+            vst1_u16(values.as_mut_ptr().cast(), vshrn_n_u32::<16>(kept));
+        }
     }
 }

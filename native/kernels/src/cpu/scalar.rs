@@ -1,7 +1,8 @@
 //! The scalar level, and f64: vectors of one lane over the standard library's functions.
 
+use super::storage::{Storage, round_to_bf16};
 use super::vector::Vector;
-use half::f16;
+use half::{bf16, f16};
 
 macro_rules! one_lane {
     ($type:ty, { $($own:tt)* }) => {
@@ -78,6 +79,10 @@ macro_rules! one_lane {
             fn load_f16(values: &[f16]) -> Self {
                 <$type>::from(values[0])
             }
+            #[inline(always)]
+            fn load_bf16(values: &[bf16]) -> Self {
+                <$type>::from(values[0].widen())
+            }
             $($own)*
         }
     };
@@ -106,6 +111,10 @@ one_lane!(f32, {
     fn store_f16(self, values: &mut [f16]) {
         values[0] = f16::from_f32(self);
     }
+    #[inline(always)]
+    fn store_bf16(self, values: &mut [bf16]) {
+        values[0] = round_to_bf16(self);
+    }
 });
 
 one_lane!(f64, {
@@ -129,6 +138,10 @@ one_lane!(f64, {
     #[inline(always)]
     fn store_f16(self, values: &mut [f16]) {
         values[0] = f16::from_f64(self);
+    }
+    #[inline(always)]
+    fn store_bf16(self, values: &mut [bf16]) {
+        values[0] = bf16::from_f64(self);
     }
     #[inline(always)]
     fn exp2(self) -> Self {

@@ -60,67 +60,48 @@ macro_rules! same_width {
 same_width!(f32);
 same_width!(f64);
 
-impl Storage for bf16 {
-    type Wide = f32;
-
-    #[inline(always)]
-    fn load<V: Vector<Element = f32>>(values: &[bf16]) -> V {
-        let mut lanes = [0.0f32; MAX_LANES];
-        for (lane, value) in lanes[..V::LANES].iter_mut().zip(values) {
-            *lane = value.widen();
+macro_rules! half_width {
+    ($type:ty, $load:ident, $store:ident, $widen:expr) => {
+        impl Storage for $type {
+            type Wide = f32;
+            #[inline(always)]
+            fn load<V: Vector<Element = f32>>(values: &[$type]) -> V {
+                if values.len() >= V::LANES {
+                    return V::$load(values);
+                }
+                let mut lanes = [<$type>::ZERO; MAX_LANES];
+                lanes[..values.len()].copy_from_slice(values);
+                V::$load(&lanes)
+            }
+            #[inline(always)]
+            fn store<V: Vector<Element = f32>>(vector: V, values: &mut [$type]) {
+                if values.len() >= V::LANES {
+                    return vector.$store(values);
+                }
+                let mut lanes = [<$type>::ZERO; MAX_LANES];
+                vector.$store(&mut lanes);
+                values.copy_from_slice(&lanes[..values.len()]);
+            }
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
         }
-        V::load(&lanes)
-    }
-
-    #[inline(always)]
-    fn store<V: Vector<Element = f32>>(vector: V, values: &mut [bf16]) {
-        let mut lanes = [0.0f32; MAX_LANES];
-        vector.store(&mut lanes);
-        for (value, lane) in values.iter_mut().zip(&lanes[..V::LANES]) {
-            *value = round_to_bf16(*lane);
-        }
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits((self.to_bits() as u32) << 16)
-    }
+    };
 }
+half_width!(bf16, load_bf16, store_bf16, |value: bf16| f32::from_bits((value.to_bits() as u32) << 16));
+half_width!(f16, load_f16, store_f16, f16::to_f32);
 
-/// Rounds to nearest, ties to even, without a branch, so that the loop around it is vectorized.
+/// Added to the bits of an f32, it carries into the half that bf16 keeps if the half that it drops is above the middle.
+pub(super) const BELOW_HALF: u32 = 0x7fff;
+
+/// The bit that makes a NaN quiet. It is in the half that bf16 keeps, so that no NaN becomes an infinity.
+pub(super) const QUIET: u32 = 0x0040_0000;
+
+/// Rounds to nearest, ties to even.
 #[inline(always)]
 pub fn round_to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-    let quiet_nan = bits | 0x0040_0000;
-    bf16::from_bits(((if value.is_nan() { quiet_nan } else { rounded }) >> 16) as u16)
-}
-
-impl Storage for f16 {
-    type Wide = f32;
-
-    #[inline(always)]
-    fn load<V: Vector<Element = f32>>(values: &[f16]) -> V {
-        if values.len() >= V::LANES {
-            return V::load_f16(values);
-        }
-        let mut lanes = [f16::ZERO; MAX_LANES];
-        lanes[..values.len()].copy_from_slice(values);
-        V::load_f16(&lanes)
-    }
-
-    #[inline(always)]
-    fn store<V: Vector<Element = f32>>(vector: V, values: &mut [f16]) {
-        if values.len() >= V::LANES {
-            return vector.store_f16(values);
-        }
-        let mut lanes = [f16::ZERO; MAX_LANES];
-        vector.store_f16(&mut lanes);
-        values.copy_from_slice(&lanes[..values.len()]);
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
+    let rounded = bits.wrapping_add(BELOW_HALF + ((bits >> 16) & 1));
+    bf16::from_bits(((if value.is_nan() { bits | QUIET } else { rounded }) >> 16) as u16)
 }

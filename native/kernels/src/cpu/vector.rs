@@ -2,7 +2,7 @@
 
 use super::math;
 use crate::tensor::Element;
-use half::f16;
+use half::{bf16, f16};
 
 /// Loops over values that are widened already, for [`Vector::apart`].
 ///
@@ -99,6 +99,10 @@ pub trait Vector: Copy + Send + Sync {
     fn load_f16(values: &[f16]) -> Self;
     /// Writes all lanes, rounded to half precision, to the front of a slice.
     fn store_f16(self, values: &mut [f16]);
+    /// The first `LANES` bf16 values of a slice, widened.
+    fn load_bf16(values: &[bf16]) -> Self;
+    /// Writes all lanes, rounded as by [`round_to_bf16`](super::storage::round_to_bf16), to the front of a slice.
+    fn store_bf16(self, values: &mut [bf16]);
 
     /// 2 to the power of each lane: see [`math::exp2`] for its accuracy.
     #[inline(always)]

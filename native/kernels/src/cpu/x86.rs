@@ -9,7 +9,7 @@
 use super::level::Work;
 use super::math;
 use super::vector::{Loops, Vector};
-use half::f16;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Runs `work` compiled for AVX-512.
@@ -49,6 +49,10 @@ unsafe fn avx512_apart(loops: impl Loops) {
 unsafe fn avx2_apart(loops: impl Loops) {
     loops.run();
 }
+
+/// What [`round_to_bf16`](super::storage::round_to_bf16) uses, for the intrinsics.
+const BELOW_HALF: i32 = super::storage::BELOW_HALF as i32;
+const QUIET: i32 = super::storage::QUIET as i32;
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
@@ -189,6 +193,27 @@ impl Vector for F32x16 {
     fn store_f16(self, values: &mut [f16]) {
         let values = &mut values[..Self::LANES];
         unsafe { _mm256_storeu_si256(values.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+    #[inline(always)]
+    fn load_bf16(values: &[bf16]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(values.as_ptr().cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
+        }
+    }
+    // Not the instruction of AVX512_BF16, which takes subnormal numbers for 0.
+    #[inline(always)]
+    fn store_bf16(self, values: &mut [bf16]) {
+        let values = &mut values[..Self::LANES];
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(BELOW_HALF)));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(QUIET));
+            _mm256_storeu_si256(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(kept)));
+        }
     }
     // `reduce` is `p - round(p)` in one step, and 0 for infinities, so no bounds are needed.
     #[inline(always)]
@@ -336,5 +361,27 @@ impl Vector for F32x8 {
     fn store_f16(self, values: &mut [f16]) {
         let values = &mut values[..Self::LANES];
         unsafe { _mm_storeu_si128(values.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+    }
+    #[inline(always)]
+    fn load_bf16(values: &[bf16]) -> Self {
+        let values = &values[..Self::LANES];
+        unsafe {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(values.as_ptr().cast()));
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)))
+        }
+    }
+    #[inline(always)]
+    fn store_bf16(self, values: &mut [bf16]) {
+        let values = &mut values[..Self::LANES];
+        unsafe {
+            let bits = _mm256_castps_si256(self.0);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(BELOW_HALF)));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(QUIET));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+            let kept = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+            let narrow = _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256::<1>(kept));
+            _mm_storeu_si128(values.as_mut_ptr().cast(), narrow);
+        }
     }
 }

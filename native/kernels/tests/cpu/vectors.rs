@@ -168,18 +168,65 @@ mod math {
 }
 
 mod storage {
-    use half::bf16;
+    use half::{bf16, f16};
     use sidewinder_kernels::cpu::storage::round_to_bf16;
+    use sidewinder_kernels::cpu::{Level, Real, Storage, Vector, Work};
+
+    /// Lower halves of f32 numbers: ties of both narrow types, and their neighbours.
+    const LOW: [u32; 12] = [0, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff];
+
+    /// Numbers with every upper half: subnormal ones, infinities and NaNs of all kinds are among them. Three more make
+    /// the last vector a part of one.
+    fn numbers() -> Vec<f32> {
+        let with = |high: u32| LOW.map(|low| f32::from_bits((high << 16) | low));
+        (0..=u16::MAX as u32).flat_map(with).chain([0.1, 0.2, 0.3]).collect()
+    }
+
+    /// Converts a vector at a time.
+    struct Convert<'a, A, B>(&'a [A], &'a mut [B]);
+
+    impl<A: Storage<Wide = f32>, B: Storage<Wide = f32>> Work<f32> for Convert<'_, A, B> {
+        type Output = ();
+        #[inline(always)]
+        fn run<V: Vector<Element = f32>>(self) {
+            for (from, to) in self.0.chunks(V::LANES).zip(self.1.chunks_mut(V::LANES)) {
+                B::store(A::load::<V>(from), to);
+            }
+        }
+    }
+
+    fn each_level_converts<S: Storage<Wide = f32>>(from_bits: fn(u16) -> S, bits: fn(S) -> u16, round: fn(f32) -> S) {
+        let (narrow, wide): (Vec<S>, _) = ((0..=u16::MAX).chain([1, 2, 3]).map(from_bits).collect(), numbers());
+        for &level in Level::available() {
+            let mut widened = vec![0.0f32; narrow.len()];
+            f32::dispatch(level, Convert(&narrow, &mut widened));
+            for (value, got) in narrow.iter().zip(&widened) {
+                assert_eq!(got.to_bits(), value.widen().to_bits(), "{:#x} on {level:?}", bits(*value));
+            }
+            let mut rounded = vec![S::from_f64(1.0); wide.len()];
+            f32::dispatch(level, Convert(&wide, &mut rounded));
+            for (value, got) in wide.iter().zip(&rounded) {
+                assert_eq!(bits(*got), bits(round(*value)), "{:#x} on {level:?}", value.to_bits());
+            }
+        }
+    }
 
     #[test]
     fn bf16_rounds_as_the_half_crate_does() {
-        for high in 0..=u16::MAX {
-            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
-                let value = f32::from_bits(((high as u32) << 16) | low);
-                let (ours, theirs) = (round_to_bf16(value), bf16::from_f32(value));
-                assert_eq!(ours.to_bits(), theirs.to_bits(), "{value} {:#x}", value.to_bits());
-            }
+        for value in numbers() {
+            let (ours, theirs) = (round_to_bf16(value), bf16::from_f32(value));
+            assert_eq!(ours.to_bits(), theirs.to_bits(), "{value} {:#x}", value.to_bits());
         }
+    }
+
+    #[test]
+    fn each_level_converts_bf16_bit_by_bit() {
+        each_level_converts(bf16::from_bits, bf16::to_bits, round_to_bf16);
+    }
+
+    #[test]
+    fn each_level_converts_f16_bit_by_bit() {
+        each_level_converts(f16::from_bits, f16::to_bits, f16::from_f32);
     }
 }
 
