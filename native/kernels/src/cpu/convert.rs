@@ -2,7 +2,7 @@
 
 use super::pool::Shared;
 use super::strips::Strips;
-use super::{Exec, Real, Storage, Vector, Work};
+use super::{Exec, Real, Storage, Vector, Work, each_vector};
 use crate::base::scratch::Scratch;
 use crate::error::Result;
 use crate::tensor::Element;
@@ -71,8 +71,10 @@ impl<A: Storage, B: Storage<Wide = A::Wide>> Work<A::Wide> for Convert<'_, A, B>
 
     #[inline(always)]
     fn run<V: Vector<Element = A::Wide>>(self) {
-        for (from, to) in self.from.chunks(V::LANES).zip(self.to.chunks_mut(V::LANES)) {
-            B::store(A::load::<V>(from), to);
-        }
+        let (from, count) = (self.from, self.from.len());
+        let to = &mut self.to[..count];
+        each_vector!(count, |at, end| {
+            B::store(A::load::<V>(&from[at..end]), &mut to[at..end]);
+        });
     }
 }
