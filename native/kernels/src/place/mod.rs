@@ -9,7 +9,6 @@ use crate::cpu::{Exec, Level, elementwise, matrix, pool};
 use crate::cuda::{self, Buffer, Lane};
 use crate::error::Result;
 use crate::op::{self, Name, Named, Op, Slot};
-use crate::ops::products::blocks::{self, Format};
 use crate::tensor::{DType, Described, Owned, Spec, View, ViewMut};
 use ndarray::ArrayD;
 use std::ops::Range;
@@ -69,8 +68,13 @@ pub trait Place {
     /// Does work that calls ops for `rows` rows. With few rows the calls are short, so that the CPU's threads stay
     /// awake between them.
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T>;
-    /// The floats of a matrix in blocks, in the type of `x`, if products with as many rows are faster by them.
-    fn unpacked(&self, format: Format, w: &Self::View<'_>, x: &Spec) -> Result<Option<Self::Owned>>;
+    /// A temporary tensor that `make` computes from another one on a CUDA device; `None` elsewhere.
+    fn made_on_device(
+        &self,
+        spec: Spec,
+        from: &Self::View<'_>,
+        make: impl FnOnce(&Buffer, &Buffer, &Lane) -> Result<()>,
+    ) -> Result<Option<Self::Owned>>;
     /// Computes an elementwise operation on tensors of equal type and shape.
     fn map(&self, map: Map, inputs: &[Self::View<'_>], to: Self::ViewMut<'_>) -> Result<()>;
     /// Copies the rows of a table with these indices, which must be valid.
@@ -159,7 +163,12 @@ impl Place for Cpu<'_> {
     fn of_rows<T>(&self, rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if rows < matrix::SEVERAL { pool::awake(self.0.threads, work)? } else { work() }
     }
-    fn unpacked(&self, _: Format, _: &View, _: &Spec) -> Result<Option<Owned>> {
+    fn made_on_device(
+        &self,
+        _: Spec,
+        _: &View,
+        _: impl FnOnce(&Buffer, &Buffer, &Lane) -> Result<()>,
+    ) -> Result<Option<Owned>> {
         Ok(None)
     }
     fn map(&self, map: Map, inputs: &[View], to: ViewMut) -> Result<()> {
@@ -177,11 +186,6 @@ impl Place for Cpu<'_> {
         Ok(())
     }
 }
-
-/// The rows and the weights from which products with matrices in blocks are faster by floats: tensor cores then take
-/// longer than the conversion, most of which stays in the cache.
-const MANY_ROWS: usize = 256;
-const MANY_WEIGHTS: usize = 1 << 22;
 
 /// A lane of a CUDA device. Views and writable views are buffers that share memory.
 pub struct Cuda<'l>(pub &'l Lane);
@@ -251,16 +255,15 @@ impl Place for Cuda<'_> {
     fn of_rows<T>(&self, _rows: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
         work()
     }
-    fn unpacked(&self, format: Format, w: &Buffer, x: &Spec) -> Result<Option<Buffer>> {
-        let (&inputs, rows) = x.shape.split_last().expect("rows of x");
-        let outputs = w.spec().shape[0];
-        let many = rows.iter().product::<usize>() >= MANY_ROWS && outputs * inputs >= MANY_WEIGHTS;
-        if x.dtype.size() != 2 || !many {
-            return Ok(None);
-        }
-        let floats = self.0.temporary(Spec::new(x.dtype, &[outputs, inputs])?)?;
-        blocks::dequantize(format, w, &floats, self.0)?;
-        Ok(Some(floats))
+    fn made_on_device(
+        &self,
+        spec: Spec,
+        from: &Buffer,
+        make: impl FnOnce(&Buffer, &Buffer, &Lane) -> Result<()>,
+    ) -> Result<Option<Buffer>> {
+        let to = self.0.temporary(spec)?;
+        make(from, &to, self.0)?;
+        Ok(Some(to))
     }
     fn map(&self, map: Map, inputs: &[Buffer], to: Buffer) -> Result<()> {
         cuda::map(map, &inputs.iter().collect::<Vec<_>>(), &to, self.0)

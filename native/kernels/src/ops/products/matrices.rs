@@ -15,6 +15,11 @@ use crate::place::Place;
 use crate::tensor::{DType, Described, Owned, Spec, View};
 use std::ops::Range;
 
+/// The rows and the weights from which products with matrices in blocks are faster by floats: tensor cores then take
+/// longer than the conversion, most of which stays in the cache.
+const MANY_ROWS: usize = 256;
+const MANY_WEIGHTS: usize = 1 << 22;
+
 /// A dense layer `y = x w^T + b`.
 #[derive(Clone)]
 pub struct Dense<T> {
@@ -183,7 +188,7 @@ pub fn multiply<'s, 'a: 's, P: Place>(
         Matrix::Float(w) => linear::at(place, [x, P::briefly(w)], b, y),
         Matrix::Blocks(format, w) => {
             if b.is_none()
-                && let Some(floats) = place.unpacked(*format, w, &x.spec())?
+                && let Some(floats) = unpacked(place, *format, w, &x.spec())?
             {
                 return linear::at(place, [P::briefly(&x), P::view(&floats)], None, P::briefly_mut(y));
             }
@@ -205,6 +210,18 @@ pub fn multiply<'s, 'a: 's, P: Place>(
             place.call::<Matmul<I8>>(&Default::default(), inputs, named([("y", Some(y))]))
         }
     }
+}
+
+/// The floats of a matrix in blocks, in the type of `x`, where products with as many rows are faster by them.
+fn unpacked<P: Place>(place: &P, format: Format, w: &P::View<'_>, x: &Spec) -> Result<Option<P::Owned>> {
+    let (&inputs, rows) = x.shape.split_last().expect("rows of x");
+    let outputs = w.spec().shape[0];
+    let many = rows.iter().product::<usize>() >= MANY_ROWS && outputs * inputs >= MANY_WEIGHTS;
+    if x.dtype.size() != 2 || !many {
+        return Ok(None);
+    }
+    let floats = Spec::new(x.dtype, &[outputs, inputs])?;
+    place.made_on_device(floats, w, |w, floats, lane| blocks::dequantize(format, w, floats, lane))
 }
 
 /// Quantizes a matrix to blocks.
