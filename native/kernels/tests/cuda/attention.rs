@@ -300,23 +300,28 @@ fn nothing_agrees_with_nothing() {
     }
 }
 
+fn few_queries_agree(heads: [usize; 2], rows: [usize; 2], widths: [usize; 2]) {
+    agrees(case(2, heads, rows, widths));
+    agrees(case(2, heads, rows, widths).causal().heads_last());
+    agrees(case(1, heads, rows, widths).mask(&[1, rows[1]]).bias(&[heads[0], 1, rows[1]]).causal());
+}
+
+test_each! { few_queries_agree, super::few_queries_agree:
+    of_width_1: [2, 2], [1, 1], [1, 1];
+    of_width_64: [8, 2], [1, 5000], [64, 64];
+    of_two_queries: [5, 1], [2, 257], [128, 128];
+    of_four_queries: [2, 2], [4, 700], [80, 96];
+    of_width_7: [3, 1], [3, 1000], [7, 5];
+    of_width_250: [2, 2], [1, 130], [250, 127];
+    of_many_heads: [40, 2], [1, 333], [72, 64];
+    of_few_keys: [4, 1], [1, 63], [16, 128];
+    of_wide_values: [6, 2], [3, 100], [160, 256];
+    joined_in_a_cluster: [16, 16], [1, 2048], [64, 64];
+    joined_in_a_cluster_of_two_queries: [32, 16], [2, 1111], [64, 128];
+}
+
 #[test]
-fn few_queries_agree() {
-    for (heads, rows, widths) in [
-        ([2, 2], [1, 1], [1, 1]),
-        ([8, 2], [1, 5000], [64, 64]),
-        ([5, 1], [2, 257], [128, 128]),
-        ([2, 2], [4, 700], [80, 96]),
-        ([3, 1], [3, 1000], [7, 5]),
-        ([2, 2], [1, 130], [250, 127]),
-        ([40, 2], [1, 333], [72, 64]),
-        ([4, 1], [1, 63], [16, 128]),
-        ([6, 2], [3, 100], [160, 256]),
-    ] {
-        agrees(case(2, heads, rows, widths));
-        agrees(case(2, heads, rows, widths).causal().heads_last());
-        agrees(case(1, heads, rows, widths).mask(&[1, rows[1]]).bias(&[heads[0], 1, rows[1]]).causal());
-    }
+fn few_queries_agree_with_offsets() {
     agrees(case(1, [2, 1], [4, 300], [16, 16]).offset(-2));
     agrees(case(1, [4, 1], [1, 300], [64, 32]).offset(170));
     agrees(case(1, [4, 1], [1, 300], [64, 32]).offset(-1));

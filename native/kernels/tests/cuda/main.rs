@@ -3,6 +3,19 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+/// A module of tests, each of which gives its values to a function. What compiles many kernels is a test for each size, so
+/// that they compile at once.
+macro_rules! test_each {
+    ($module:ident, $check:path: $($name:ident: $($given:expr),+;)*) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                $check($($given),+);
+            })*
+        }
+    };
+}
+
 mod attention;
 mod cumulative;
 mod gated_delta_rule;

@@ -6,10 +6,11 @@
 //   TOGETHER     keys that a crew processes at a time
 //   WARPS, STAGES   warps of a block, and pipeline stages, including the one being processed
 //   COPY         the size of a pack, or 0 where it has no asynchronous copy
+//   KEPT         the offset in shared memory of a block's results
 //   HAS_MASK, HAS_BIAS   whether the call has these inputs
 //
 // A block processes a part of a head's keys (split-K). Its lanes form crews of LANES, each of which has keys and an
-// online softmax of its own. These are joined at the end, and those of all parts by a second kernel, in an order that
+// online softmax of its own. These are joined at the end, and then those of all parts (parts.cu), in an order that
 // depends on the sizes alone. Keys and values go through shared memory, since there are not enough registers for the
 // loads in flight: STAGES times TOGETHER keys, one stage of which is being processed. A lane reads only data that it
 // copied itself, so lanes need not synchronize.
@@ -192,9 +193,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
         }
     }
     __syncthreads();
-    if (threadIdx.x >= LANES) return;
+    REAL* kept = (REAL*)(shared + KEPT);
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
+    for (int i = 0; i < ROWS && threadIdx.x < LANES; ++i) {
         for (int other = 1; other < WARPS; ++other) {
             const REAL* from = sums[other][i];
             REAL theirs[VALUES];
@@ -202,11 +203,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, sizeof(REAL) == 4 ? 4 : 1)
             for (int e = 0; e < VALUES; ++e) theirs[e] = from[2 + e * LANES + lane];
             of[i].join(from[0], from[1], theirs);
         }
-        i64 at = (((i64)batch * p.heads + head[i]) * p.queries + query[i]) * p.parts + part;
-        REAL* to = p.delta + at * (p.value_width + 2);
+        REAL* to = result(p, kept, i, ((i64)batch * p.heads + head[i]) * p.queries + query[i], part);
         if (lane == 0) to[0] = of[i].top, to[1] = of[i].total;
 #pragma unroll
         for (int e = 0; e < VALUES; ++e)
             if (column(e) < p.value_width) to[2 + column(e)] = of[i].sums[e];
     }
+#if JOINED
+    join_rows(least(ROWS, rows - row), part, p.parts, [&](int i) {
+        int at = row + i;
+        join_row(p, kept + i * apart(p), batch, key_head * sharing + at / p.queries, at % p.queries);
+    });
+#endif
 }

@@ -1,7 +1,7 @@
-// Few queries over many keys on tensor cores, after common.cu, mma.cu and softmax.cu: 16-bit storage without mask and
-// bias. As in few.cu, a block processes a part of a head's keys, and a second kernel joins the parts. The 16 rows of a
-// tile are queries of all heads that read that key head, with equal visible keys. Each warp has keys of its own, OTHER
-// at a time, and copies them itself STAGES - 1 stages ahead, so that warps do not wait for each other.
+// Few queries over many keys on tensor cores, after common.cu, mma.cu, softmax.cu, cluster.cu and parts.cu: 16-bit storage
+// without mask and bias. As in few.cu, a block processes a part of a head's keys. The 16 rows of a tile are queries of all
+// heads that read that key head, with equal visible keys. Each warp has keys of its own, OTHER at a time, and copies them
+// itself STAGES - 1 stages ahead, so that warps do not wait for each other.
 //
 // Memory is the limit: 16 keys of width 128 are 8 KiB, which take a quarter of a multiprocessor 1 us; their
 // instructions take a third of that.
@@ -105,9 +105,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_few_mma(Par
     Found* all = (Found*)memory;
     tell(p, all[warp], sums, state);
     __syncthreads();
-    for (int r = warp; r < least(ROWS, rows - row); r += WARPS) {
-        int head = key_head * sharing + (row + r) / p.queries, query = (row + r) % p.queries;
-        i64 at = (((i64)batch * p.heads + head) * p.queries + query) * p.parts + part;
-        join(p, all, r, p.delta + at * (p.value_width + 2));
-    }
+    REAL* kept = (REAL*)(memory + KEPT);
+    int count = least(ROWS, rows - row);
+    auto head = [&](int r) { return key_head * sharing + (row + r) / p.queries; };
+    auto query = [&](int r) { return (row + r) % p.queries; };
+    for (int r = warp; r < count; r += WARPS)
+        join(p, all, r, result(p, kept, r, ((i64)batch * p.heads + head(r)) * p.queries + query(r), part));
+#if JOINED
+    join_rows(count, part, p.parts, [&](int r) { join_row(p, kept + r * apart(p), batch, head(r), query(r)); });
+#endif
 }

@@ -2,9 +2,9 @@
 
 use super::super::Problem;
 use super::{Call, Params, Real, grid, mma};
-use crate::cuda::{Source, pack};
+use crate::cuda::{Source, Together, pack};
 use crate::error::Result;
-use crate::tensor::{DType, Spec};
+use crate::tensor::DType;
 
 const FEW: Source<Params<()>> = Source::new(
     "attention_few",
@@ -12,6 +12,8 @@ const FEW: Source<Params<()>> = Source::new(
         include_str!("../common.cu"),
         include_str!("../score.cu"),
         include_str!("../../../cuda/include/pack.cu"),
+        include_str!("../../../cuda/include/cluster.cu"),
+        include_str!("../parts.cu"),
         include_str!("../few.cu")
     ),
 );
@@ -22,6 +24,8 @@ const FEW_MMA: Source<Params<()>> = Source::new(
         include_str!("../common.cu"),
         include_str!("../mma.cu"),
         include_str!("../softmax.cu"),
+        include_str!("../../../cuda/include/cluster.cu"),
+        include_str!("../parts.cu"),
         include_str!("../few_mma.cu")
     ),
 );
@@ -44,6 +48,9 @@ const STAGES: usize = 3;
 const MOST_PARTS: usize = 1024;
 /// Blocks per multiprocessor that keep it busy.
 const BUSY: usize = 4;
+/// The most parts that the blocks of a cluster join by themselves, and bytes of keys and values.
+const CLUSTER: usize = 8;
+const SMALL: usize = 24 << 20;
 
 /// A kernel that processes a part of the keys, for the queries of all heads that read them.
 struct Way {
@@ -143,20 +150,56 @@ pub(super) fn forward<R: Real>(call: &Call<R>) -> Result<()> {
     let way = Way::on_tensor_cores(call).unwrap_or_else(|| Way::by_lanes(call));
     let chunks = (heads / key_heads * queries).div_ceil(way.rows);
     let heads_of_keys = batch * key_heads * chunks;
-    let busy = way.resident * call.lane.device().facts().multiprocessors as usize;
+    let facts = call.lane.device().facts();
     // A part must take more than one stage to be worth combining. All blocks should run in one wave.
-    let parts = (busy / heads_of_keys).min(keys.div_ceil(2 * way.keys)).clamp(1, MOST_PARTS);
-    let sums = Spec::new(dtype.wide(), &[batch * heads * queries, parts, value_width + 2])?;
-    let (delta, scale) = (call.lane.scratch(sums.bytes())?, R::of(way.scale));
+    let most = way.resident * facts.multiprocessors as usize / heads_of_keys;
+    let wanted = most.min(keys.div_ceil(2 * way.keys)).clamp(1, MOST_PARTS);
+    let (of_row, kept) = ((value_width + 2) * dtype.wide().size(), way.shared.next_multiple_of(16));
+    let with_results = kept + way.rows * of_row;
+    let joined = joined(call, wanted, heads_of_keys).filter(|_| with_results <= facts.shared as usize);
+    let parts = joined.unwrap_or(wanted);
+    let (shared, sums) = match joined {
+        Some(_) => (with_results, 0),
+        None => (way.shared, batch * heads * queries * parts * of_row),
+    };
+    let (delta, scale) = (call.lane.scratch(sums)?, R::of(way.scale));
     let params = Params { delta, scale, tiles: chunks as i32, parts: parts as i32, ..call.params };
-    let (kernel, blocks) = (call.lane.device().kernel(way.source, &way.options)?, grid(heads_of_keys * parts)?);
-    let threads = 32 * WARPS as u32;
-    // SAFETY: as for all launches; the scratch memory has sums for every part of every query.
-    unsafe { call.lane.launch_with(&kernel, [blocks, 1, 1], threads, way.shared as u32, &params)? };
+    let options = format!("{} -DJOINED={} -DKEPT={kept}", way.options, u32::from(joined.is_some()));
+    let (kernel, blocks) = (call.lane.device().kernel(way.source, &options)?, grid(heads_of_keys * parts)?);
+    let [threads, shared] = [32 * WARPS as u32, shared as u32];
+    // SAFETY: as for all launches; the scratch memory, or shared memory, has sums for every part of every query.
+    unsafe {
+        match joined {
+            Some(2..) => {
+                let cluster = Together::Cluster(parts as u32);
+                call.lane.launch_together(&kernel, cluster, blocks, [threads, shared], &params)?
+            }
+            _ => call.lane.launch_with(&kernel, [blocks, 1, 1], threads, shared, &params)?,
+        }
+    }
+    if joined.is_some() {
+        return Ok(());
+    }
     let options = format!("{} -DCOPY=0 -DWARPS={WARPS} -DMOST_PARTS={MOST_PARTS}", call.options());
     let join = call.lane.device().kernel(&JOIN, &options)?;
     // SAFETY: as above; there is one block per query.
     unsafe { call.lane.launch(&join, [grid(batch * heads * queries)?, 1, 1], threads, &params) }
+}
+
+/// The parts that the blocks of a cluster have and join by themselves: as many as are wanted, or fewer that still occupy
+/// most multiprocessors. `None` where a second kernel must join more of them, or where it takes little time beside the read
+/// of keys and values, for which blocks outside of clusters spread better over multiprocessors.
+fn joined<R: Real>(call: &Call<R>, wanted: usize, heads_of_keys: usize) -> Option<usize> {
+    let Problem { batch, key_heads, keys, width, value_width, dtype, .. } = *call.problem;
+    let facts = call.lane.device().facts();
+    let small = batch * key_heads * keys * (width + value_width) * dtype.size() <= SMALL;
+    let clusters = small && facts.capability >= (9, 0) && dtype != DType::F64;
+    match wanted {
+        1 => Some(1),
+        ..=CLUSTER if clusters => Some(wanted),
+        _ if clusters && 10 * heads_of_keys * CLUSTER >= 9 * facts.multiprocessors as usize => Some(CLUSTER),
+        _ => None,
+    }
 }
 
 /// Elements per access: 16 bytes if all rows are aligned to that, otherwise one.
