@@ -183,7 +183,8 @@ def packed(path):
             forms = [[row[form][op]["ms"] for op in (row["op"], row["op"] + "_backward")] for form in ("batch", "packed")]
             ratios = row["packed_over_batch"]
             forward, both = ([cell(of(form)) for form in forms] for of in (lambda ms: ms[0], sum))
-            body.append([f"`{row['op']}`", *forward, f"{ratios['forward']:.3g}", *both, f"{ratios['with_gradient']:.3g}"])
+            name = f"`{row['op']}`" + (", by key" if row.get("by_key") else "")
+            body.append([name, *forward, f"{ratios['forward']:.3g}", *both, f"{ratios['with_gradient']:.3g}"])
     head = ["op", "forward, batch", "packed", "packed / batch", "with gradient, batch", "packed", "packed / batch"]
     return [grid(head, body), machine(about)]
 

@@ -2,7 +2,7 @@
 //! of JSON for each op and type, with times, the memory beside inputs and outputs, and the largest errors against f64.
 //!
 //! `long_time [cpu|cuda [NAME]]`. Errors are relative to the largest value of their tensor; what is compared with are the
-//! CPU's f64 kernels. Times are of the second of two calls.
+//! f64 kernels of the same backend. Times are of the second of two calls.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
                 // Equal values for both, so that errors are those of the arithmetic.
                 let of_f64 = inputs(op, &exact, dtype);
                 let (outputs, told) = run(op, options, &rounded, device.as_ref())?;
-                let (expected, _) = run(op, options, &inputs(op, &of_f64, DType::F64), None)?;
+                let (expected, _) = run(op, options, &inputs(op, &of_f64, DType::F64), device.as_ref())?;
                 line[op.about().name] = told;
                 line[op.about().name]["errors"] = errors(&outputs, &expected);
                 outputs.into_iter().for_each(|(name, output)| before.push(name, output));

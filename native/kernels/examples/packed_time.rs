@@ -22,10 +22,17 @@ const SHORTEST: usize = 16;
 /// An op, its options, and the shapes of its inputs and of the cotangent of `y`; `None` stands for batch and length.
 type Case = (&'static str, Value, Vec<(&'static str, Vec<Option<usize>>)>);
 
+/// `linear_attention`, with these decays for each head.
+fn linear_attention(decays: &[usize]) -> Case {
+    let rows = ["q", "k", "v", "dy"].map(|name| of_steps(name, &[16, 128]));
+    ("linear_attention", json!({}), rows.into_iter().chain([of_steps("g", &[&[16], decays].concat())]).collect())
+}
+
+fn of_steps(name: &'static str, dims: &[usize]) -> (&'static str, Vec<Option<usize>>) {
+    (name, [None, None].into_iter().chain(dims.iter().copied().map(Some)).collect())
+}
+
 fn cases() -> Vec<Case> {
-    let of_steps = |name, dims: &[usize]| {
-        (name, [None, None].into_iter().chain(dims.iter().copied().map(Some)).collect::<Vec<_>>())
-    };
     let shared = |name, dims: &[usize]| (name, dims.iter().copied().map(Some).collect());
     vec![
         (
@@ -53,17 +60,8 @@ fn cases() -> Vec<Case> {
                 of_steps("dy", &[16, 128]),
             ],
         ),
-        (
-            "linear_attention",
-            json!({}),
-            vec![
-                of_steps("q", &[16, 128]),
-                of_steps("k", &[16, 128]),
-                of_steps("v", &[16, 128]),
-                of_steps("g", &[16]),
-                of_steps("dy", &[16, 128]),
-            ],
-        ),
+        linear_attention(&[]),
+        linear_attention(&[128]),
         (
             "selective_scan",
             json!({"dt_softplus": true}),
@@ -118,7 +116,8 @@ fn lengths() -> Vec<usize> {
 fn time(device: &Device, (name, options, shapes): &Case, lengths: &[usize]) -> Result<Value> {
     let lane = device.lane()?;
     let backward = format!("{name}_backward");
-    let mut all = json!({"op": name, "options": options, "dtype": "bf16"});
+    let decays = shapes.iter().find(|(name, _)| *name == "g").map(|(_, dims)| dims.len());
+    let mut all = json!({"op": name, "options": options, "dtype": "bf16", "by_key": decays == Some(4)});
     for (form, [batch, length]) in [("batch", [STEPS / LENGTH, LENGTH]), ("packed", [1, STEPS])] {
         for op in [name, &*backward] {
             let op = ops::find(op)?;
