@@ -108,8 +108,13 @@ const OPTIONAL: [&str; 5] = ["D", "z", "dt_bias", "g", "initial_state"];
 
 /// Inputs of one sequence of all steps of [`OF_CHUNKS`], as packed ones with a state for each sequence.
 fn in_chunks(one: Named<Owned>, state: &[usize]) -> Named<Owned> {
-    let states = noise(9, &[&[OF_CHUNKS.len()], state].concat(), -1.0, 1.0);
-    with(&with(&one, "initial_state", states), CU_SEQLENS, ends(&OF_CHUNKS))
+    packed(one, &OF_CHUNKS, state)
+}
+
+/// Inputs of one sequence of all steps, as packed ones of these lengths with a state for each.
+fn packed(one: Named<Owned>, lengths: &[usize], state: &[usize]) -> Named<Owned> {
+    let states = noise(9, &[&[lengths.len()], state].concat(), -1.0, 1.0);
+    with(&with(&one, "initial_state", states), CU_SEQLENS, ends(lengths))
 }
 
 /// Visits `ssd`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
@@ -142,9 +147,18 @@ pub fn selective_scan_at_once(visit: &impl Visit, [channels, groups, state]: [us
 }
 
 /// Visits `gated_delta_rule`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
-pub fn gated_delta_rule_in_chunks(visit: &impl Visit, [groups, heads, keys, values]: [usize; 4]) {
-    let one = gated_delta_rule::inputs([1, OF_CHUNKS.iter().sum(), groups, heads, keys, values]);
-    let all = in_chunks(one, &[heads, keys, values]);
+pub fn gated_delta_rule_in_chunks(visit: &impl Visit, sizes: [usize; 4]) {
+    gated_delta_rule_of(visit, &OF_CHUNKS, sizes);
+}
+
+/// Visits `gated_delta_rule` on sequences of which some are long enough for several segments.
+pub fn gated_delta_rule_in_segments(visit: &impl Visit, sizes: [usize; 4]) {
+    gated_delta_rule_of(visit, &[70, 3137, 0, 1100], sizes);
+}
+
+fn gated_delta_rule_of(visit: &impl Visit, lengths: &[usize], [groups, heads, keys, values]: [usize; 4]) {
+    let one = gated_delta_rule::inputs([1, lengths.iter().sum(), groups, heads, keys, values]);
+    let all = packed(one, lengths, &[heads, keys, values]);
     let options = gated_delta_rule::Options { qk_l2norm: true, ..gated_delta_rule::options() };
     visit.visit::<GatedDeltaRule>(&options, &all, &[]);
     visit.visit::<GatedDeltaRule>(&gated_delta_rule::Options::default(), &without(&all, &OPTIONAL), &[]);

@@ -46,28 +46,31 @@ fn all_sizes_agree() {
     }
 }
 
-/// In 16-bit types, chunks on tensor cores: whole and broken ones, padded keys and columns, several blocks of columns;
-/// heads with their own q and k, and shared ones.
-#[test]
-fn chunks_agree() {
+/// In 16-bit types, chunks on tensor cores; decays as in other tests, none, and such as end a state at once.
+fn chunks_agree(sizes: [usize; 6], qk_l2norm: bool) {
     let Some(device) = gpu() else { return };
-    for (sizes, qk_l2norm) in [
-        ([1, 16, 1, 1, 64, 64], true),
-        ([2, 63, 2, 4, 128, 128], true),
-        ([1, 64, 2, 2, 128, 32], false),
-        ([2, 65, 1, 2, 64, 40], true),
-        ([1, 129, 3, 3, 24, 200], true),
-        ([40, 67, 3, 3, 40, 128], true),
-        ([2, 200, 4, 8, 64, 64], false),
-        ([1, 1000, 1, 2, 128, 128], true),
-    ] {
-        let all = inputs(sizes);
-        chunked(&device, &Options { qk_l2norm, ..options() }, &all);
-        chunked(&device, &Options { qk_l2norm, ..options() }, &without(&all, &["g", "initial_state"]));
-        let gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], low, 0.2));
-        chunked(&device, &Options { qk_l2norm, ..options() }, &gates(-5.0));
-        agrees_alone::<GatedDeltaRule>(&device, &Options { qk_l2norm, ..options() }, &gates(-200.0), 2.0);
-    }
+    let (all, options) = (inputs(sizes), Options { qk_l2norm, ..options() });
+    chunked(&device, &options, &all);
+    chunked(&device, &options, &without(&all, &["g", "initial_state"]));
+    let gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], low, 0.2));
+    chunked(&device, &options, &gates(-5.0));
+    agrees_alone::<GatedDeltaRule>(&device, &options, &gates(-200.0), 2.0);
+}
+
+// Whole and broken chunks, padded keys and columns, several blocks of columns; heads with their own q and k, and shared;
+// sequences in several segments.
+test_each! { chunks_agree, super::chunks_agree:
+    of_16_steps: [1, 16, 1, 1, 64, 64], true;
+    of_63_steps: [2, 63, 2, 4, 128, 128], true;
+    of_64_steps: [1, 64, 2, 2, 128, 32], false;
+    of_65_steps: [2, 65, 1, 2, 64, 40], true;
+    of_129_steps: [1, 129, 3, 3, 24, 200], true;
+    of_many_sequences: [40, 67, 3, 3, 40, 128], true;
+    of_200_steps: [2, 200, 4, 8, 64, 64], false;
+    of_1000_steps: [1, 1000, 1, 2, 128, 128], true;
+    of_six_segments: [1, 2600, 1, 1, 128, 128], true;
+    of_segments_of_two_sequences: [2, 3137, 1, 2, 40, 72], false;
+    of_segments_and_many_columns: [1, 4096, 1, 1, 64, 264], true;
 }
 
 #[test]

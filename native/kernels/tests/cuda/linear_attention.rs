@@ -27,23 +27,15 @@ fn in_chunks(options: &Options, inputs: &Named<Owned>) -> bool {
     !of_z && q[1] >= 16 && whole(q[3]) && q[3] <= 128 && whole(v[3])
 }
 
-/// A test for each of these sizes, since the kernels for all their types and options take time to compile.
-macro_rules! sizes_agree {
-    ($($name:ident: $sizes:expr;)*) => {
-        mod sizes_agree {
-            $(#[test]
-            fn $name() {
-                let Some(device) = super::gpu() else { return };
-                for (options, inputs) in super::calls($sizes) {
-                    super::agrees(&device, &options, &inputs);
-                }
-            })*
-        }
-    };
+fn sizes_agree(sizes: [usize; 6]) {
+    let Some(device) = gpu() else { return };
+    for (options, inputs) in calls(sizes) {
+        agrees(&device, &options, &inputs);
+    }
 }
 
 // Lanes with one, two and four columns, rows over 8, 16 and 32 lanes, whole and broken chunks, several blocks and slices.
-sizes_agree! {
+test_each! { sizes_agree, super::sizes_agree:
     of_ones: [1, 1, 1, 1, 1, 1];
     of_3_keys: [2, 5, 2, 2, 3, 16];
     of_5_keys: [1, 63, 2, 4, 5, 17];
@@ -59,21 +51,8 @@ sizes_agree! {
     of_300_keys: [1, 9, 1, 2, 300, 20];
 }
 
-/// A test for each of these sizes, in chunks.
-macro_rules! chunks_agree {
-    ($($name:ident: $sizes:expr;)*) => {
-        mod chunks_agree {
-            $(#[test]
-            fn $name() {
-                let Some(device) = super::gpu() else { return };
-                super::chunks(&device, $sizes);
-            })*
-        }
-    };
-}
-
 // Whole and broken chunks, padded keys and columns, several blocks of columns; heads with their own q and k, and shared.
-chunks_agree! {
+test_each! { chunks_agree, super::chunks_agree:
     of_16_steps: [1, 16, 1, 1, 64, 64];
     of_63_steps: [2, 63, 2, 4, 128, 128];
     of_64_steps: [1, 64, 2, 2, 128, 32];
@@ -84,17 +63,18 @@ chunks_agree! {
 }
 
 /// Decays as in other tests, none, and such as end a state at once.
-fn chunks(device: &Device, sizes: [usize; 6]) {
+fn chunks_agree(sizes: [usize; 6]) {
+    let Some(device) = gpu() else { return };
     let options = Options { return_state: true, ..Default::default() };
     let [all, each_key] = [inputs(sizes), by_key(sizes)].map(|all| without(&all, &["initial_z"]));
     let gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3]], low, 0.2));
     let key_gates = |low| with(&all, "g", noise(7, &[sizes[0], sizes[1], sizes[3], sizes[4]], low, 0.2));
     for inputs in [&all, &without(&all, &["g", "initial_state"]), &gates(-5.0), &each_key, &key_gates(-5.0)] {
         assert!(in_chunks(&options, inputs));
-        agrees(device, &options, inputs);
+        agrees(&device, &options, inputs);
     }
     for inputs in [gates(-200.0), key_gates(-200.0)] {
-        agrees_alone::<LinearAttention>(device, &options, &inputs, 2.0);
+        agrees_alone::<LinearAttention>(&device, &options, &inputs, 2.0);
     }
 }
 

@@ -102,30 +102,22 @@ impl Visit for InChunks {
     }
 }
 
-/// Each size is a test of its own, for all of them compile their kernels and have references of many steps.
-macro_rules! packed_calls_in_chunks_agree {
-    ($($name:ident: $visit:ident, $sizes:expr;)*) => {
-        mod packed_calls_in_chunks_agree {
-            use super::{InChunks, gpu, packed};
-            $(#[test]
-            fn $name() {
-                let Some(device) = gpu() else { return };
-                packed::$visit(&InChunks(device), $sizes);
-            })*
-        }
-    };
+fn in_chunks<S>(visit: impl Fn(&InChunks, S), sizes: S) {
+    let Some(device) = gpu() else { return };
+    visit(&InChunks(device), sizes);
 }
 
-packed_calls_in_chunks_agree! {
-    ssd_with_32_states: ssd_in_chunks, [4, 2, 32];
-    ssd_with_128_states: ssd_in_chunks, [2, 1, 128];
-    gated_delta_rule_with_keys_of_64: gated_delta_rule_in_chunks, [2, 2, 64, 64];
-    gated_delta_rule_with_keys_of_128: gated_delta_rule_in_chunks, [1, 2, 128, 40];
-    linear_attention_with_keys_of_64: linear_attention_in_chunks, [2, 2, 64, 64];
-    linear_attention_with_keys_of_128: linear_attention_in_chunks, [1, 2, 128, 40];
-    selective_scan_with_few_states: selective_scan_at_once, [6, 2, 3];
-    selective_scan_of_many_channels: selective_scan_at_once, [264, 1, 16];
-    selective_scan_with_states_of_several_launches: selective_scan_at_once, [4, 1, 300];
+test_each! { in_chunks, super::in_chunks:
+    ssd_with_32_states: super::packed::ssd_in_chunks, [4, 2, 32];
+    ssd_with_128_states: super::packed::ssd_in_chunks, [2, 1, 128];
+    gated_delta_rule_with_keys_of_64: super::packed::gated_delta_rule_in_chunks, [2, 2, 64, 64];
+    gated_delta_rule_with_keys_of_128: super::packed::gated_delta_rule_in_chunks, [1, 2, 128, 40];
+    gated_delta_rule_in_segments: super::packed::gated_delta_rule_in_segments, [1, 2, 64, 72];
+    linear_attention_with_keys_of_64: super::packed::linear_attention_in_chunks, [2, 2, 64, 64];
+    linear_attention_with_keys_of_128: super::packed::linear_attention_in_chunks, [1, 2, 128, 40];
+    selective_scan_with_few_states: super::packed::selective_scan_at_once, [6, 2, 3];
+    selective_scan_of_many_channels: super::packed::selective_scan_at_once, [264, 1, 16];
+    selective_scan_with_states_of_several_launches: super::packed::selective_scan_at_once, [4, 1, 300];
 }
 
 /// Attention takes all sequences at once in every type.

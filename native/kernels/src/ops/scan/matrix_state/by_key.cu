@@ -120,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) matrix_state_by_key(Par
     Shared& shared = *(Shared*)memory;
     const Decays<KEYS>& decays = shared.decays;
     Chunk at(p, blockIdx.x);
-    copy_keys(shared.q, shared.k, p, at);
+    copy_keys(shared.q, p.q, p, at);
+    copy_keys(shared.k, p.k, p, at);
     commit();
     for (int i = threadIdx.x; i < CHUNK * STEP_APART / 8; i += THREADS) ((int4*)shared.scores)[i] = {};
     shared.decays.load(p, at, 0);

@@ -102,9 +102,7 @@ __device__ __forceinline__ float dot(const STORAGE* a, const STORAGE* b) {
 
 __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
 
-// Queues copies of a chunk's q and k.
-__device__ __forceinline__ void copy_keys(STORAGE* q, STORAGE* k, const Params& p, const Chunk& at) {
-    i64 stride = (i64)p.groups * p.keys;
-    copy_rows<KEYS / 8, KEY_APART>(q, p.q + at.keys(p), stride, at.left(), p.keys);
-    copy_rows<KEYS / 8, KEY_APART>(k, p.k + at.keys(p), stride, at.left(), p.keys);
+// Queues copies of a chunk's q or k.
+__device__ __forceinline__ void copy_keys(STORAGE* to, const STORAGE* from, const Params& p, const Chunk& at) {
+    copy_rows<KEYS / 8, KEY_APART>(to, from + at.keys(p), (i64)p.groups * p.keys, at.left(), p.keys);
 }

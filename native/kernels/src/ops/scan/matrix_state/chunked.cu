@@ -1,6 +1,9 @@
 // The recurrence over chunks on tensor cores.
-//   SAVE   0: writes y and the last state; 1: writes states before chunks, and U by the delta rule
+//   WRITES   OUTPUTS: y and the last state; STATES: states before chunks, and U by the delta rule; ENDS: by the delta rule
+//            states at the ends of segments that start from zeros, and the transitions of segments
 // Limit: the products of a chunk wait for each other, by the delta rule four.
+
+enum { OUTPUTS, STATES, ENDS };
 
 struct Shared {
     Stage stages[2];
@@ -22,15 +25,15 @@ __device__ __forceinline__ void write_rests(Stage& stage, Rows& by_k) {
 __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     const Factors& factors = stage.factors;
     Rows y, rows;
-    read_out<true, !SAVE>(rows, y, stage, shared.state);
+    read_out<true, WRITES == OUTPUTS>(rows, y, stage, shared.state);
     write_rests(stage, rows);
     __syncthreads();
     clear(rows);
     add_lower(rows, stage.inverse, stage.values);
-    if (SAVE) write_rows(p.inputs, shared.u, rows, p, at);
+    if (WRITES == STATES) write_rows(p.inputs, shared.u, rows, p, at);
     else share_rows(shared.u, rows);
     __syncthreads();
-    if (!SAVE) {
+    if (WRITES == OUTPUTS) {
         scale(y, [&](int t) { return weight_of_state(factors, t, p.scale); });
         add_lower(y, stage.scores, shared.u);
         write_rows(p.y, stage.values, y, p, at);
@@ -43,7 +46,7 @@ __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& sta
 __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& stage, const Params& p, const Chunk& at) {
     const Factors& factors = stage.factors;
     Rows y;
-    if (!SAVE) {
+    if (WRITES == OUTPUTS) {
         read_out<false, true>(y, y, stage, shared.state);
         scale(y, [&](int t) { return weight_of_state(factors, t, p.scale); });
         add_own<false>(y, stage, p.scale);
@@ -51,18 +54,43 @@ __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& sta
     decay(state, factors);
     add_outer(state, stage.k, stage.values, [&](int t) { return weight_of_key(factors, t); });
     __syncthreads();
-    if (!SAVE) write_rows(p.y, stage.values, y, p, at);
+    if (WRITES == OUTPUTS) write_rows(p.y, stage.values, y, p, at);
 }
 #endif
+
+// A block of ENDS has columns of values, or as many of the keys of the segment's transition M: it takes a state S to M S,
+// plus what its own steps give. M is what the delta rule makes of I without values.
+__device__ __forceinline__ void begin_end(State& state, const Params& p, const Part& part, bool transition) {
+    if (!transition) return begin_alone(state, p.initial, part.segment == 0, p, part);
+    clear(state);
+    each_of_state(state, p, [&](float* pair, i64 at) {
+        int key = at / p.values, column = at % p.values;
+        pair[0] = column == key, pair[1] = column + 1 == key;
+    });
+}
+
+__device__ __forceinline__ void store_end(State& state, const Params& p, const Part& part, bool transition) {
+    if (!transition) return store(state, p.starts + part.id * p.size, p);
+    float* to = p.transitions + part.id * p.keys * p.keys; // M', for carry.cu
+    each_of_state(state, p, [&](float* pair, i64 at) {
+        int key = at / p.values, column = at % p.values;
+        to[column * p.keys + key] = pair[0], to[(column + 1) * p.keys + key] = pair[1];
+    });
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_chunked(Params p) {
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Part part = part_of_block(p);
+    bool transition = WRITES == ENDS && is_transition(p);
+    // Nothing follows the last segment, and the first starts from a known state.
+    if (WRITES == ENDS && (part.segment == part.segments - 1 || (transition && part.segment == 0))) return;
+    if (transition) p.v = nullptr, p.values = p.keys;
     Chunk at = first_chunk(p, part, false);
     if (at.index < part.last) fetch(shared.stages[at.index % 2], p.v, p, at);
     State state;
-    begin(state, p.initial, p, part);
+    if (WRITES == ENDS) begin_end(state, p, part, transition);
+    else begin(state, p.initial, p, part);
 #pragma unroll 1
     for (; at.index < part.last; at.index++) {
         Stage& stage = shared.stages[at.index % 2];
@@ -72,8 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_chunked(Param
         Chunk next = at;
         next.index++;
         if (next.index < part.last) fetch(shared.stages[next.index % 2], p.v, p, next);
-        if (SAVE) write_state(p.before, shared.state, p, at);
+        if (WRITES == STATES) write_state(p.before, shared.state, p, at);
         advance(state, shared, stage, p, at);
     }
-    if (!SAVE && p.last && part.segment == part.segments - 1) store(state, p.last + part.state(p), p);
+    if (WRITES == ENDS) store_end(state, p, part, transition);
+    if (WRITES == OUTPUTS && p.last && part.segment == part.segments - 1) store(state, p.last + part.state(p), p);
 }

@@ -1,5 +1,6 @@
 // The cotangents of states and of inputs over chunks on tensor cores, from the last chunk to the first. Writes those of
 // the states after chunks, dv, dinitial_state, and with DELTA dZ.
+//   ENDS   whether to write, by the delta rule, only the cotangents of states at the starts of segments that start from zeros
 // Limit: as in chunked.cu.
 
 struct Shared {
@@ -31,10 +32,13 @@ __device__ __forceinline__ void through_chunk(State& state, Shared& shared, Stag
     __syncthreads();
     clear(rows);
     add_upper(rows, stage.inverse, shared.du);
-    write_rows(p.dz, shared.dz, rows, p, at);
+    if (ENDS) share_rows(shared.dz, rows);
+    else write_rows(p.dz, shared.dz, rows, p, at);
     __syncthreads();
-    scale(rows, [&](int t) { return factors.beta[t]; });
-    write_rows(p.dv, shared.du, rows, p, at);
+    if (!ENDS) {
+        scale(rows, [&](int t) { return factors.beta[t]; });
+        write_rows(p.dv, shared.du, rows, p, at);
+    }
     retreat(state, stage, p);
     add_outer(state, stage.k, shared.dz, [&](int t) {
         return -factors.beta[t] * factors.k[t] * exp2_fast(factors.log[t]);
@@ -57,10 +61,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_cotangents(Pa
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Part part = part_of_block(p);
+    if (ENDS && part.segment == 0) return; // nothing precedes it
     Chunk at = first_chunk(p, part, true);
     if (at.index >= part.first) fetch(shared.stages[at.index % 2], p.dy, p, at);
     State state;
-    begin(state, p.dlast, p, part);
+    if (ENDS) begin_alone(state, p.dlast, part.segment == part.segments - 1, p, part);
+    else begin(state, p.dlast, p, part);
 #pragma unroll 1
     for (; at.index >= part.first; at.index--) {
         Stage& stage = shared.stages[at.index % 2];
@@ -70,8 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_cotangents(Pa
         Chunk next = at;
         next.index--;
         if (next.index >= part.first) fetch(shared.stages[next.index % 2], p.dy, p, next);
-        write_state(p.after, shared.state, p, at);
+        if (!ENDS) write_state(p.after, shared.state, p, at);
         through_chunk(state, shared, stage, p, at);
     }
-    if (p.dinitial && part.segment == 0) store(state, p.dinitial + part.state(p), p);
+    if (ENDS) store(state, p.starts + part.id * p.size, p);
+    else if (p.dinitial && part.segment == 0) store(state, p.dinitial + part.state(p), p);
 }

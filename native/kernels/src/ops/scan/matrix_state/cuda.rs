@@ -69,6 +69,7 @@ params! {
         of_chunks: u64 as "const int*",
         starts: u64 as "float*", // states by segment of all sequences and head: at its end, then at its start
         totals: u64 as "float*", // log2 of the decays of segments
+        transitions: u64 as "float*", // of segments by the delta rule, transposed (segments, H, K, K)
         length: i64,
         chunks: i64, // of a sequence of a batch
         segments: i32,
@@ -82,7 +83,8 @@ params! {
         groups: i32,
         keys: i32,
         values: i32,
-        blocks: i32, // blocks of a head's columns
+        blocks: i32, // blocks of a head's columns, and of a transition's
+        of_values: i32, // those of a head's columns
         slices: i32,
         products_each: i32,
         scale: f64,

@@ -11,7 +11,7 @@ struct Inputs {
 // Queues copies of a chunk as one group.
 __device__ __forceinline__ void fetch(Inputs& to, const Params& p, const Chunk& at) {
     int first = first_column(p);
-    copy_rows<KEYS / 8, KEY_APART>(to.keys, (REVERSE ? p.q : p.k) + at.keys(p), (i64)p.groups * p.keys, at.left(), p.keys);
+    copy_keys(to.keys, REVERSE ? p.q : p.k, p, at);
     copy_rows<WIDTH / 8, VALUE_APART>(to.values, (REVERSE ? p.dy : p.v) + at.values(p) + first, (i64)p.heads * p.values,
                                       at.left(), p.values - first);
     copy_factors(to.factors, p, at);
@@ -26,9 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_ends(Params p
     Chunk at = first_chunk(p, part, REVERSE);
     fetch(stages[0], p, at);
     State state;
-    const float* initial = REVERSE ? p.dlast : p.initial;
-    bool is_first = part.segment == (REVERSE ? part.segments - 1 : 0);
-    load(state, is_first && initial ? initial + part.state(p) : nullptr, p);
+    begin_alone(state, REVERSE ? p.dlast : p.initial, part.segment == (REVERSE ? part.segments - 1 : 0), p, part);
     float sum = 0;
     int key = BY_KEY ? threadIdx.x : 0; // a thread for each decay
 #pragma unroll 1

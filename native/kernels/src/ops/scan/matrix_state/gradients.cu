@@ -287,7 +287,8 @@ __device__ __forceinline__ void write(const Work& on, Products& products, const 
 
 // Queues copies of what a chunk needs for all values, and of its first values, as one group.
 __device__ __forceinline__ void fetch(Inputs& inputs, Stage& stage, const Params& p, const Chunk& at) {
-    copy_keys(inputs.q, inputs.k, p, at);
+    copy_keys(inputs.q, p.q, p, at);
+    copy_keys(inputs.k, p.k, p, at);
     copy_factors(inputs.factors, p, at);
     fetch(stage, p, at, 0);
 }

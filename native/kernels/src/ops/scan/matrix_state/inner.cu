@@ -181,7 +181,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_inner(Params 
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Chunk at(p, blockIdx.x);
-    copy_keys(shared.q, shared.k, p, at);
+    copy_keys(shared.q, p.q, p, at);
+    copy_keys(shared.k, p.k, p, at);
     commit();
     copied<0>();
     __syncthreads();

@@ -1,6 +1,7 @@
 // A block's columns of a head's state, in f32 in the accumulators of its warps, and the rows of a chunk's steps. For
 // products over steps a warp has 16 steps and a part of the columns; of the state it has 16 keys and a part of the
 // columns.
+//   QUERIES   whether stages have q and P
 
 // Parts of the columns of the state, and of the steps' rows, between warps.
 constexpr int WARPS = THREADS / 32, PARTS = WARPS * 16 / KEYS, STATE_WIDTH = WIDTH / PARTS;
@@ -16,24 +17,29 @@ __device__ __forceinline__ Chunk first_chunk(const Params& p, const Part& part, 
     return Chunk(p, part.of, part.head, reverse ? part.last - 1 : part.first);
 }
 
-// The block's first column of values.
-__device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x % p.blocks * WIDTH; }
+// The block's first column of values. After the blocks of values there may be those of a transition, by its columns.
+__device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x % p.blocks % p.of_values * WIDTH; }
+__device__ __forceinline__ bool is_transition(const Params& p) { return blockIdx.x % p.blocks >= p.of_values; }
 
 // The inputs of a chunk: `values` are v, or dy.
+template <int COUNT>
+constexpr int OF_QUERIES = QUERIES ? COUNT : 8;
 struct Stage {
-    STORAGE q[CHUNK * KEY_APART], k[CHUNK * KEY_APART], values[CHUNK * VALUE_APART];
-    STORAGE inverse[OF_DELTA<CHUNK * STEP_APART>], scores[OF_SCORES<CHUNK * STEP_APART>];
+    STORAGE q[OF_QUERIES<CHUNK * KEY_APART>], k[CHUNK * KEY_APART], values[CHUNK * VALUE_APART];
+    STORAGE inverse[OF_DELTA<CHUNK * STEP_APART>], scores[OF_QUERIES<OF_SCORES<CHUNK * STEP_APART>>];
     Factors factors;
 };
 
-// Queues copies of a chunk as one group.
+// Queues copies of a chunk as one group; without `values` these are zeros.
 __device__ __forceinline__ void fetch(Stage& stage, const STORAGE* values, const Params& p, const Chunk& at) {
-    copy_keys(stage.q, stage.k, p, at);
+    if (QUERIES) copy_keys(stage.q, p.q, p, at);
+    copy_keys(stage.k, p.k, p, at);
     int first = first_column(p);
-    copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values, at.left(),
-                                      p.values - first);
+    copy_rows<WIDTH / 8, VALUE_APART>(stage.values, values + at.values(p) + first, (i64)p.heads * p.values,
+                                      values ? at.left() : 0, p.values - first);
     if (DELTA) copy_rows<CHUNK / 8, STEP_APART>(stage.inverse, p.inverses + at.id(p) * SQUARE, CHUNK, CHUNK);
-    if (DELTA || BY_KEY) copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
+    if (QUERIES && (DELTA || BY_KEY))
+        copy_rows<CHUNK / 8, STEP_APART>(stage.scores, p.scores + at.id(p) * SQUARE, CHUNK, CHUNK);
     copy_factors(stage.factors, p, at);
     commit();
 }
@@ -62,6 +68,12 @@ __device__ __forceinline__ void load(State& state, const float* from, const Para
         float2 both = *(const float2*)(from + at);
         pair[0] = both.x, pair[1] = both.y;
     });
+}
+
+// The state that a segment starts from if nothing is known of the others: `initial` if it is the first, else zeros.
+__device__ __forceinline__ void begin_alone(State& state, const float* initial, bool is_first, const Params& p,
+                                            const Part& part) {
+    load(state, is_first && initial ? initial + part.state(p) : nullptr, p);
 }
 
 // The state that a segment starts from, `initial` if it is the whole sequence.

@@ -20,9 +20,9 @@
 //! S  <- Diag(exp(l_T)) S + sum_j (exp(l_T - l_j) * k_j) v_j^T
 //! ```
 //!
-//! Where there are too few heads for the device, sequences without the delta rule are cut into segments. A first pass
-//! computes the states at their ends, starting from zeros; the true states are carried from segment to segment. Cotangents
-//! of states are carried in reverse.
+//! Where there are too few heads for the device, sequences are cut into segments. A first pass computes the states at their
+//! ends, starting from zeros; the true states are carried from segment to segment. Cotangents of states are carried in
+//! reverse. By the delta rule a segment takes a state `S` to `M S` plus its own, and the first pass computes `M` too.
 
 mod gradient;
 
@@ -45,6 +45,8 @@ const FACTORS_OF_SUMS: Source<Params> =
     Source::new("matrix_state_factors", include_str!("../factors.cu")).after(&[MMA, ROWS, OF_CHUNK]);
 const ENDS: Source<Params> =
     Source::new("matrix_state_ends", include_str!("../ends.cu")).after(&[MMA, ROWS, OF_CHUNK, sequences::PART, TILES]);
+const CARRY_BY_DELTA: Source<Params> =
+    Source::new("matrix_state_carry", include_str!("../carry.cu")).after(&[MMA, ROWS, OF_CHUNK, sequences::PART]);
 const BY_KEY: Source<Params> =
     Source::new("matrix_state_by_key", include_str!("../by_key.cu")).after(&[MMA, ROWS, OF_CHUNK, DECAYS]);
 const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[sequences::TEXT, sequences::PART]);
@@ -68,6 +70,9 @@ const WIDTHS: [usize; 3] = [128, 64, 32];
 const LEAST: usize = CHUNK / 4;
 /// The fewest chunks of a segment, since its first pass takes a good part of the time of the second.
 const LEAST_CHUNKS: usize = 8;
+/// The fewest segments that are worth their first pass by the delta rule, which takes longer than the second: columns of
+/// values, and as many of the transition, go through all products.
+const LEAST_SEGMENTS: usize = 6;
 /// Elements of an asynchronous copy, and its bytes.
 const UNIT: usize = 8;
 const UNIT_BYTES: u64 = 16;
@@ -104,27 +109,31 @@ impl<'a> Chunked<'a> {
         }
         chunked.call.params.factors = chunked.hold(Spec::new(DType::F32, &[chunked.chunks(), factors(form, keys)])?)?;
         chunked.call.params.blocks = values.div_ceil(width) as i32;
+        chunked.call.params.of_values = chunked.call.params.blocks;
         Ok(chunked)
     }
 
     /// Cuts sequences into segments: into as many as there are multiprocessors for, of at least [`LEAST_CHUNKS`] chunks.
     fn cut(&mut self) -> Result<()> {
-        let Problem { heads, values, form, .. } = *self.call.problem;
+        let Problem { heads, keys, values, form, .. } = *self.call.problem;
         let (sequences, lane) = (self.sequences, self.call.lane);
         let blocks = sequences.batch() * heads * values.div_ceil(self.width);
         let wanted = lane.device().facts().multiprocessors as usize / blocks;
         let chunks = sequences.longest().div_ceil(CHUNK);
-        let each = if form == Form::Delta { chunks } else { chunks.div_ceil(wanted.max(1)).max(LEAST_CHUNKS) };
+        let is_cut = segments(&self.call, &sequences) > 1;
+        let each = if is_cut { chunks.div_ceil(wanted.max(1)).max(LEAST_CHUNKS) } else { chunks };
         let (table, segments) = (sequences.table(each, usize::MAX, lane)?, sequences.segments(each));
         let held = if segments > sequences.count() { segments * heads } else { 0 };
         let numbers = |of: usize| Spec::new(DType::F32, &[held, of]);
         let (size, decays) = (self.call.problem.state(), self.call.problem.decays());
+        let transition = if form == Form::Delta { keys * keys } else { 0 };
         self.call.params = Params {
             sequences: table.sequences,
             of_segments: table.of_segments,
             of_chunks: table.of_chunks,
             starts: self.hold(numbers(size)?)?,
             totals: self.hold(numbers(decays)?)?,
+            transitions: self.hold(numbers(transition)?)?,
             segments: (segments / sequences.count()) as i32,
             each: each as i32,
             all_segments: segments as i32,
@@ -140,13 +149,13 @@ impl<'a> Chunked<'a> {
     /// multiprocessors without a block.
     fn width(call: &Call, sequences: &Sequences) -> Option<usize> {
         let Problem { heads, keys, values, form, .. } = *call.problem;
-        let batch = sequences.batch();
         let facts = call.lane.device().facts();
-        let used =
-            |width| if call.params.dy == 0 { shared(form, keys, width) } else { gradient::shared(form, keys, width) };
+        let used = |width| match call.params.dy {
+            0 => shared(form, keys, width, true),
+            _ => gradient::shared(form, keys, width),
+        };
         let fits = |width: &usize| used(*width) <= facts.shared as usize && *width < 2 * values.max(WIDTHS[2]);
-        let segments = sequences.longest().div_ceil(LEAST_CHUNKS * CHUNK);
-        let rows = batch * heads * if form == Form::Delta { 1 } else { segments };
+        let rows = sequences.batch() * heads * segments(call, sequences);
         let busy = |width: &usize| 4 * rows * values.div_ceil(*width) >= 3 * facts.multiprocessors as usize;
         let widths = || WIDTHS.into_iter().filter(fits);
         widths().find(busy).or_else(|| widths().next_back()).filter(|_| supports(call, sequences))
@@ -164,8 +173,7 @@ impl<'a> Chunked<'a> {
     pub fn forward(&self) -> Result<()> {
         self.inner()?;
         self.starts(false)?;
-        let Problem { form, keys, .. } = *self.call.problem;
-        self.states(&CHUNKED, "-DSAVE=0", shared(form, keys, self.width))
+        self.pass(Writes::Outputs)
     }
 
     /// Chunks of all heads.
@@ -193,22 +201,51 @@ impl<'a> Chunked<'a> {
         if params.all_segments as usize == self.sequences.count() {
             return Ok(());
         }
+        if problem.form == Form::Delta {
+            return self.starts_by_delta(reverse);
+        }
         let reverse = format!("-DREVERSE={}", u32::from(reverse));
-        self.states(&ENDS, &reverse, ends_shared(problem.form, problem.keys, self.width))?;
+        let shared = ends_shared(problem.form, problem.keys, self.width);
+        self.states(&ENDS, &format!("-DQUERIES=1 {reverse}"), shared, params)?;
         let options = format!("{} {} {reverse}", self.call.options(), self.sequences.option());
         let kernel = lane.device().kernel(&CARRY, &options)?;
         // SAFETY: as below; `starts` and `totals` are allocated for these segments.
         unsafe { launch_each(lane, &kernel, params.all_segments as usize * problem.heads * problem.state(), params) }
     }
 
-    /// Queues a pass of states through time.
-    fn states(&self, source: &Source<Params>, options: &str, shared: usize) -> Result<()> {
-        let Call { problem, params, .. } = self.call;
+    /// [`Chunked::starts`] by the delta rule.
+    fn starts_by_delta(&self, reverse: bool) -> Result<()> {
+        let Call { problem: Problem { heads, keys, values, .. }, params, .. } = &self.call;
+        if reverse {
+            self.cotangents(true)?;
+        } else {
+            self.pass(Writes::Ends)?;
+        }
+        let columns = THREADS / padded(*keys) * UNIT;
+        let params = Params { blocks: values.div_ceil(columns) as i32, ..*params };
+        let blocks = params.all_segments as usize * heads * params.blocks as usize;
+        let options = format!("-DWIDTH={} -DREVERSE={}", self.width, u32::from(reverse));
+        self.launch(&CARRY_BY_DELTA, &options, [THREADS, blocks, 0], &params)
+    }
+
+    /// Queues a pass of states through all chunks, or through those of each segment.
+    fn pass(&self, writes: Writes) -> Result<()> {
+        let Problem { form, keys, .. } = *self.call.problem;
+        let (name, queries) = (writes.name(), writes == Writes::Outputs);
+        let of_transition = if writes == Writes::Ends { keys.div_ceil(self.width) } else { 0 };
+        let params = Params { blocks: self.call.params.of_values + of_transition as i32, ..self.call.params };
+        let options = format!("-DWRITES={name} -DQUERIES={}", u32::from(queries));
+        self.states(&CHUNKED, &options, shared(form, keys, self.width, queries), &params)
+    }
+
+    /// Queues a kernel with blocks for the columns of each segment.
+    fn states(&self, source: &Source<Params>, options: &str, shared: usize, params: &Params) -> Result<()> {
+        let problem = self.call.problem;
         let blocks = params.all_segments as usize * problem.heads * params.blocks as usize;
         // With decays in them, each head has its own q and k.
         let params = match (problem.form, params.by_key) {
-            (Form::ByKey, [q, k]) => Params { q, k, groups: params.heads, ..params },
-            _ => params,
+            (Form::ByKey, [q, k]) => Params { q, k, groups: params.heads, ..*params },
+            _ => *params,
         };
         self.launch(source, &format!("-DWIDTH={} {options}", self.width), [THREADS, blocks, shared], &params)
     }
@@ -234,6 +271,33 @@ impl<'a> Chunked<'a> {
         // the kernel uses `shared` bytes of shared memory.
         unsafe { lane.launch_with(&kernel, [grid_size(blocks)?, 1, 1], threads as u32, shared as u32, params) }
     }
+}
+
+/// What a pass of `chunked.cu` writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    Outputs,
+    States,
+    Ends,
+}
+
+impl Writes {
+    /// The name in `chunked.cu`.
+    fn name(self) -> &'static str {
+        match self {
+            Writes::Outputs => "OUTPUTS",
+            Writes::States => "STATES",
+            Writes::Ends => "ENDS",
+        }
+    }
+}
+
+/// The most segments of the longest sequence; 1 where the delta rule has too few of them, or heads enough.
+fn segments(call: &Call, sequences: &Sequences) -> usize {
+    let Problem { heads, form, .. } = *call.problem;
+    let segments = sequences.longest().div_ceil(LEAST_CHUNKS * CHUNK).max(1);
+    let places = call.lane.device().facts().multiprocessors as usize / (sequences.batch() * heads).max(1);
+    if form == Form::Delta && segments.min(places) < LEAST_SEGMENTS { 1 } else { segments }
 }
 
 /// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
@@ -291,10 +355,12 @@ fn ends_shared(form: Form, keys: usize, width: usize) -> usize {
     2 * (rows(CHUNK, padded(keys)) + rows(CHUNK, width) + 4 * factors(form, keys))
 }
 
-/// Bytes of shared memory of `chunked.cu`: two stages of q, k, v, factors and the matrices that are computed beforehand,
-/// and the state; by the delta rule also U.
-fn shared(form: Form, keys: usize, width: usize) -> usize {
-    let matrices = of_delta(form, rows(CHUNK, CHUNK)) + of_scores(form);
-    let stage = 2 * rows(CHUNK, padded(keys)) + rows(CHUNK, width) + matrices + 4 * factors(form, keys);
+/// Bytes of shared memory of `chunked.cu`: two stages of k, v, factors, the inverse, and with `queries` of q and P; and the
+/// state; by the delta rule also U.
+fn shared(form: Form, keys: usize, width: usize, queries: bool) -> usize {
+    let of_keys = rows(CHUNK, padded(keys));
+    let [of_q, scores] = if queries { [of_keys, of_scores(form)] } else { [UNIT_BYTES as usize; 2] };
+    let inverse = of_delta(form, rows(CHUNK, CHUNK));
+    let stage = of_q + of_keys + rows(CHUNK, width) + inverse + scores + 4 * factors(form, keys);
     2 * stage + rows(padded(keys), width) + of_delta(form, rows(CHUNK, width))
 }

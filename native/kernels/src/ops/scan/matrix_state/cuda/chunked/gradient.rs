@@ -17,7 +17,7 @@
 //! each key in `key_gradients.cu`.
 
 use super::{
-    CHUNK, CHUNKED, Chunked, DECAYS, Form, MMA, OF_CHUNK, ROWS, TILES, decays, factors, of_delta, padded, rows,
+    CHUNK, Chunked, DECAYS, Form, MMA, OF_CHUNK, ROWS, TILES, Writes, decays, factors, of_delta, padded, rows,
 };
 use crate::cuda::Source;
 use crate::error::Result;
@@ -44,15 +44,21 @@ const PART: usize = 64;
 impl Chunked<'_> {
     /// Queues the gradient.
     pub fn backward(mut self) -> Result<()> {
-        let Problem { keys, form, .. } = *self.call.problem;
         self.allocate()?;
         self.inner()?;
         self.starts(false)?;
-        self.states(&CHUNKED, "-DSAVE=1", super::shared(form, keys, self.width))?;
+        self.pass(Writes::States)?;
         self.starts(true)?;
-        self.states(&COTANGENTS, "", cotangents_shared(form, keys, self.width))?;
+        self.cotangents(false)?;
         self.gradients()?;
         if self.is_grouped() { self.call.finish(false) } else { Ok(()) }
+    }
+
+    /// Queues the pass of cotangents, or by the delta rule that to the starts of segments.
+    pub(super) fn cotangents(&self, ends: bool) -> Result<()> {
+        let Problem { keys, form, .. } = *self.call.problem;
+        let options = format!("-DQUERIES=1 -DENDS={}", u32::from(ends));
+        self.states(&COTANGENTS, &options, cotangents_shared(form, keys, self.width), &self.call.params)
     }
 
     /// Queues the gradients of all chunks.
@@ -106,7 +112,7 @@ pub fn shared(form: Form, keys: usize, width: usize) -> usize {
 
 /// Bytes of shared memory of `cotangents.cu`: as the op, by the delta rule with one more matrix of values.
 fn cotangents_shared(form: Form, keys: usize, width: usize) -> usize {
-    super::shared(form, keys, width) + of_delta(form, rows(CHUNK, width))
+    super::shared(form, keys, width, true) + of_delta(form, rows(CHUNK, width))
 }
 
 /// Bytes of shared memory of `gradients.cu`, all but sums twice: dy, U, by the delta rule dZ and v, and both states, or in
