@@ -98,6 +98,12 @@ impl F32x16 {
     }
 }
 
+/// The mask of the first `count` lanes, of all if there are fewer.
+#[inline(always)]
+fn first_lanes(count: usize) -> __mmask16 {
+    ((1u32 << count.min(F32x16::LANES)) - 1) as __mmask16
+}
+
 impl Vector for F32x16 {
     intrinsics! { 16, __m512, avx512_apart;
         add(other) = _mm512_add_ps;
@@ -141,6 +147,14 @@ impl Vector for F32x16 {
     fn store(self, values: &mut [f32]) {
         let values = &mut values[..Self::LANES];
         unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn load_partial(values: &[f32]) -> Self {
+        unsafe { Self(_mm512_maskz_loadu_ps(first_lanes(values.len()), values.as_ptr())) }
+    }
+    #[inline(always)]
+    fn store_partial(self, values: &mut [f32]) {
+        unsafe { _mm512_mask_storeu_ps(values.as_mut_ptr(), first_lanes(values.len()), self.0) }
     }
     #[inline(always)]
     fn stream(self, values: &mut [f32]) {
@@ -291,6 +305,13 @@ impl Vector for F32x8 {
     fn store(self, values: &mut [f32]) {
         let values = &mut values[..Self::LANES];
         unsafe { _mm256_storeu_ps(values.as_mut_ptr(), self.0) }
+    }
+    // Masked stores are slow on some processors.
+    #[inline(always)]
+    fn load_partial(values: &[f32]) -> Self {
+        const MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mask = &MASKS[8 - values.len().min(8)..][..8];
+        unsafe { Self(_mm256_maskload_ps(values.as_ptr(), _mm256_loadu_si256(mask.as_ptr().cast()))) }
     }
     #[inline(always)]
     fn stream(self, values: &mut [f32]) {

@@ -167,6 +167,40 @@ mod math {
     }
 }
 
+mod partial {
+    use sidewinder_kernels::cpu::vector::MAX_LANES;
+    use sidewinder_kernels::cpu::{Level, Real, Vector, Work};
+
+    /// The lanes that a vector loads from these values, and how many it has; then stores them.
+    struct Copy<'a>(&'a [f32], &'a mut [f32]);
+
+    impl Work<f32> for Copy<'_> {
+        type Output = (Vec<f32>, usize);
+        #[inline(always)]
+        fn run<V: Vector<Element = f32>>(self) -> (Vec<f32>, usize) {
+            let (mut lanes, vector) = ([f32::NAN; MAX_LANES], V::load_partial(self.0));
+            vector.store(&mut lanes);
+            vector.store_partial(self.1);
+            (lanes[..V::LANES].to_vec(), V::LANES)
+        }
+    }
+
+    #[test]
+    fn lanes_past_the_end_are_zero_and_not_stored() {
+        let values: Vec<f32> = (1..=20).map(|i| i as f32).collect();
+        for &level in Level::available() {
+            for count in 0..=values.len() {
+                let mut to = [-1.0; 20];
+                let (lanes, all) = f32::dispatch(level, Copy(&values[..count], &mut to[..count]));
+                let expected = |i: usize| if i < count { values[i] } else { 0.0 };
+                assert_eq!(lanes, (0..all).map(expected).collect::<Vec<_>>(), "{count} values on {level:?}");
+                let stored = |i: usize| if i < count.min(all) { values[i] } else { -1.0 };
+                assert_eq!(to[..], *(0..20).map(stored).collect::<Vec<_>>(), "{count} values on {level:?}");
+            }
+        }
+    }
+}
+
 mod storage {
     use half::{bf16, f16};
     use sidewinder_kernels::cpu::storage::round_to_bf16;

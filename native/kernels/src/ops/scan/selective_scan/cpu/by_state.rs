@@ -2,6 +2,7 @@
 //! lanes.
 
 use super::call::{Block, Call, ChannelRows, Segment, State, Step};
+use crate::cpu::sum::write_sums;
 use crate::cpu::vector::MAX_LANES;
 use crate::cpu::{Storage, Vector};
 use crate::tensor::Element;
@@ -20,22 +21,25 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
     for segment in segment.blocks(V::LANES) {
         let channels = segment.channels.len();
         let states = done * call.problem.state..(done + channels) * call.problem.state;
-        let h = &mut state.end[states.clone()];
-        match state.start {
-            Some(start) => h.copy_from_slice(&start[states]),
-            None => h.fill(S::Wide::from_f64(0.0)),
+        let (start, h) = (state.start.map(|start| &start[states.clone()]), &mut state.end[states]);
+        if start.is_none() || segment.time.is_empty() {
+            match start {
+                Some(start) => h.copy_from_slice(start),
+                None => h.fill(S::Wide::from_f64(0.0)),
+            }
         }
         let block = Block::<V, S>::new(call, segment);
-        scan_block(&block, call, h, emit).store_partial(&mut rates[done..][..channels]);
+        scan_block(&block, call, start, h, emit).store_partial(&mut rates[done..][..channels]);
         done += channels;
     }
 }
 
-/// Scans a block, advancing `h`; returns the sum of rates.
+/// Scans a block, advancing `h`, whose first step goes on from `start` if there is one; returns the sum of rates.
 #[inline(always)]
 fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     block: &Block<V, S>,
     call: &Call<S>,
+    mut start: Option<&[S::Wide]>,
     h: &mut [S::Wide],
     emit: bool,
 ) -> V {
@@ -45,7 +49,7 @@ fn scan_block<V: Vector<Element = S::Wide>, S: Storage>(
     for t in segment.time.clone() {
         let step = block.step(t);
         total = total.add(step.rate);
-        let sums = update_block::<V, S>(call, segment, t, &step, a, h);
+        let sums = update_block::<V, S>(call, segment, t, &step, a, States { start: start.take(), h });
         if emit {
             call.write_states(segment, t, h);
             call.write(block, t, step.y.add(sums));
@@ -65,23 +69,37 @@ fn update_block<V: Vector<Element = S::Wide>, S: Storage>(
     t: usize,
     step: &Step<V>,
     a: &[S::Wide],
-    h: &mut [S::Wide],
+    mut states: States<S::Wide>,
 ) -> V {
     let lanes = Lanes { rates: step.rate.lanes(), inputs: step.input.lanes(), n: call.problem.state };
     let (b, c) = (call.rows(&call.b, segment, t), call.rows(&call.c, segment, t));
     let mut sums = [V::zero(); MAX_LANES];
     for first in (0..lanes.n).step_by(V::LANES) {
-        let states = first..lanes.n.min(first + V::LANES);
-        match states.len() == V::LANES && !b.differ && !c.differ {
-            true => update_whole::<V, S>(first, &lanes, a, &b, &c, h, &mut sums),
-            false => update_any::<V, S>(states, &lanes, a, &b, &c, h, &mut sums),
+        let range = first..lanes.n.min(first + V::LANES);
+        match range.len() == V::LANES && !b.differ && !c.differ {
+            true => update_whole::<V, S>(first, &lanes, a, &b, &c, &mut states, &mut sums),
+            false => update_any::<V, S>(range, &lanes, a, &b, &c, &mut states, &mut sums),
         }
     }
     let mut values = [S::Wide::from_f64(0.0); MAX_LANES];
-    for (value, sum) in values.iter_mut().zip(sums) {
-        *value = sum.sum();
-    }
+    write_sums(&sums[..V::LANES], &mut values, 1);
     V::load(&values)
+}
+
+/// The states of a block, and those that a step goes on from, if they are elsewhere.
+struct States<'a, E> {
+    start: Option<&'a [E]>,
+    h: &'a mut [E],
+}
+
+impl<E> States<'_, E> {
+    /// For each channel of `n` states those before a step, if they are elsewhere, and those that it changes.
+    #[inline(always)]
+    fn rows(&mut self, n: usize) -> impl Iterator<Item = (Option<&[E]>, &mut [E])> {
+        let start = self.start;
+        let rows = self.h.chunks_exact_mut(n).enumerate();
+        rows.map(move |(lane, h)| (start.map(|start| &start[lane * n..][..n]), h))
+    }
 }
 
 /// The operands of a step for each channel of a block, and the number of states of a channel.
@@ -100,14 +118,14 @@ fn update_whole<V: Vector<Element = S::Wide>, S: Storage>(
     a: &[S::Wide],
     b: &ChannelRows<S>,
     c: &ChannelRows<S>,
-    h: &mut [S::Wide],
+    states: &mut States<S::Wide>,
     sums: &mut [V; MAX_LANES],
 ) {
     let (b, c): (V, V) = (S::load(&b.row(0)[first..]), S::load(&c.row(0)[first..]));
-    let rows = a.chunks_exact(lanes.n).zip(h.chunks_exact_mut(lanes.n));
     let steps = lanes.rates.iter().zip(&lanes.inputs).zip(sums);
-    for ((a, h), ((&rate, &input), sum)) in rows.zip(steps) {
-        let new = advance(V::load(&a[first..]), V::load(&h[first..]), V::splat(rate), V::splat(input).mul(b));
+    for ((a, (start, h)), ((&rate, &input), sum)) in a.chunks_exact(lanes.n).zip(states.rows(lanes.n)).zip(steps) {
+        let before = V::load(&start.unwrap_or(h)[first..]);
+        let new = advance(V::load(&a[first..]), before, V::splat(rate), V::splat(input).mul(b));
         *sum = new.mul_add(c, *sum);
         new.store(&mut h[first..]);
     }
@@ -116,22 +134,21 @@ fn update_whole<V: Vector<Element = S::Wide>, S: Storage>(
 /// Advances up to a vector of states of all channels, each with rows of its own.
 #[inline(always)]
 fn update_any<V: Vector<Element = S::Wide>, S: Storage>(
-    states: Range<usize>,
+    range: Range<usize>,
     lanes: &Lanes<S::Wide>,
     a: &[S::Wide],
     b: &ChannelRows<S>,
     c: &ChannelRows<S>,
-    h: &mut [S::Wide],
+    states: &mut States<S::Wide>,
     sums: &mut [V; MAX_LANES],
 ) {
-    let rows = a.chunks_exact(lanes.n).zip(h.chunks_exact_mut(lanes.n));
-    for (lane, (a, h)) in rows.enumerate() {
-        let (a, h) = (&a[states.clone()], &mut h[states.clone()]);
-        let (b, c): (V, V) = (S::load(&b.row(lane)[states.clone()]), S::load(&c.row(lane)[states.clone()]));
+    for (lane, (a, (start, h))) in a.chunks_exact(lanes.n).zip(states.rows(lanes.n)).enumerate() {
+        let before = V::load_partial(&start.unwrap_or(h)[range.clone()]);
+        let (b, c): (V, V) = (S::load(&b.row(lane)[range.clone()]), S::load(&c.row(lane)[range.clone()]));
         let (rate, input) = (V::splat(lanes.rates[lane]), V::splat(lanes.inputs[lane]));
-        let new = advance(V::load_partial(a), V::load_partial(h), rate, input.mul(b));
+        let new = advance(V::load_partial(&a[range.clone()]), before, rate, input.mul(b));
         sums[lane] = new.mul_add(c, sums[lane]);
-        new.store_partial(h);
+        new.store_partial(&mut h[range.clone()]);
     }
 }
 
