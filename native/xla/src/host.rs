@@ -30,7 +30,7 @@ pub fn run(op: &dyn AnyOp, frame: &Frame) -> Result<()> {
     let call = configured(op::specs(&inputs))?;
     let results = op::specs(&outputs);
     check(&call, &results)?;
-    let unasked = unasked(&call, &results).into_iter().map(|(name, spec)| Ok((name, Owned::try_poisoned(spec)?)));
+    let unasked = unasked(&call, &results).into_iter().map(|(name, spec)| Ok((name, Owned::try_any(spec)?)));
     let mut unasked = unasked.collect::<Result<Vec<_>>>()?;
     unasked.iter_mut().for_each(|(name, memory)| outputs.push(name.clone(), memory.view_mut()));
     let exec = exec(&target, call.work())?;

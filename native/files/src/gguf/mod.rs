@@ -109,7 +109,7 @@ impl Reader {
 
     /// Reads an entry whose type [`Reader::spec`] supports.
     pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
-        let mut tensor = Owned::try_poisoned(self.spec(entry)?)?;
+        let mut tensor = Owned::try_any(self.spec(entry)?)?;
         self.read(entry, tensor.view_mut().bytes())?;
         Ok(tensor)
     }

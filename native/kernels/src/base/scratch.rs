@@ -45,7 +45,7 @@ fn spare() -> MutexGuard<'static, Spare> {
 }
 
 /// A block, unless there is no memory for it.
-type Allocated<T> = std::result::Result<T, TryReserveError>;
+pub type Allocated<T> = std::result::Result<T, TryReserveError>;
 
 /// A block of words, whose memory is kept when it is dropped.
 #[derive(Clone)]

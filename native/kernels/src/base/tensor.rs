@@ -1,7 +1,7 @@
 //! Shapes, and views whose bytes are proven to fit them.
 
 pub use super::dtype::{DType, Element, bf16, f16};
-use super::scratch::Words;
+use super::scratch::{Allocated, Words};
 use crate::error::{Error, Kind, Result};
 use crate::with_any_type;
 use ndarray::ArrayD;
@@ -194,7 +194,7 @@ impl<'a> View<'a> {
 
     /// The values, rounded to another type.
     pub fn cast(&self, dtype: DType) -> Owned {
-        let mut cast = Owned::poisoned(Spec { dtype, ..self.spec });
+        let mut cast = Owned::any(Spec { dtype, ..self.spec });
         with_any_type!(self.spec.dtype, F => with_any_type!(dtype, T => {
             let to = cast.view_mut().slice::<T>().expect("its own type");
             let from = self.slice::<F>().expect("its own type");
@@ -289,6 +289,11 @@ impl Owned {
         Owned::try_poisoned(spec).expect("memory for the tensor")
     }
 
+    /// Of any content, for what is written whole. Sanitized and unoptimized builds poison it.
+    pub fn any(spec: Spec) -> Owned {
+        Owned::try_any(spec).expect("memory for the tensor")
+    }
+
     /// All bits clear: zeros in every type.
     pub fn zeros(spec: Spec) -> Owned {
         Owned::try_zeros(spec).expect("memory for the tensor")
@@ -299,13 +304,22 @@ impl Owned {
         Owned::try_filled(spec, u64::MAX)
     }
 
+    /// Like [`Owned::any`], but a failed allocation is an error and no panic.
+    pub fn try_any(spec: Spec) -> Result<Owned> {
+        if cfg!(any(debug_assertions, fuzzing)) { Owned::try_poisoned(spec) } else { Owned::try_of(spec, Words::any) }
+    }
+
     /// Like [`Owned::zeros`], but a failed allocation is an error and no panic.
     pub fn try_zeros(spec: Spec) -> Result<Owned> {
         Owned::try_filled(spec, 0)
     }
 
     fn try_filled(spec: Spec, word: u64) -> Result<Owned> {
-        let words = Words::filled(spec.bytes().div_ceil(8), word).map_err(|_| {
+        Owned::try_of(spec, |count| Words::filled(count, word))
+    }
+
+    fn try_of(spec: Spec, words: impl FnOnce(usize) -> Allocated<Words>) -> Result<Owned> {
+        let words = words(spec.bytes().div_ceil(8)).map_err(|_| {
             let expected = format_args!("{} bytes of memory for {spec}", spec.bytes()).to_string();
             Error::new(Kind::Memory, "tensor").expected(expected).got("none")
         })?;
@@ -314,7 +328,7 @@ impl Owned {
 
     /// The values `value(0)`, `value(1)` and so on, rounded to the type of `spec`.
     pub fn from_fn(spec: Spec, value: impl FnMut(usize) -> f64) -> Owned {
-        let mut tensor = Owned::poisoned(spec);
+        let mut tensor = Owned::any(spec);
         let values = (0..spec.shape.elements()).map(value).collect();
         let values = ArrayD::from_shape_vec(&spec.shape[..], values).expect("as many values as the shape says");
         tensor.view_mut().store_f64(&values);

@@ -271,7 +271,7 @@ impl Layout {
     fn copies(&self, inputs: &Named<View>, steps: &Range<usize>) -> Result<Named<Owned>> {
         let copy = |(name, (role, spec)): (&Name, &(Role, Spec))| {
             let axis = role.scattered(spec)?;
-            Some(role.spec(spec, steps.len()).and_then(Owned::try_zeros).and_then(|mut copy| {
+            Some(role.spec(spec, steps.len()).and_then(Owned::try_any).and_then(|mut copy| {
                 let (from, mut to) = (inputs.get(name)?.bytes(), copy.view_mut());
                 each_block(spec, axis, steps, |all, own| to.bytes_mut()[own].copy_from_slice(&from[all]));
                 Ok((name.clone(), copy))
@@ -285,7 +285,7 @@ impl Layout {
         let own = |(name, role): (&Name, &Role)| {
             let spec = outputs.find(name)?.spec();
             role.scattered(&spec)?;
-            let own = role.spec(&spec, steps.len()).and_then(Owned::try_poisoned);
+            let own = role.spec(&spec, steps.len()).and_then(Owned::try_any);
             Some(own.map(|own| (name.clone(), own)))
         };
         self.outputs.iter().filter_map(own).collect()
@@ -312,7 +312,7 @@ impl Layout {
 
     fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, run: &OnCpu) -> Result<()> {
         let all = steps(inputs.get(CU_SEQLENS)?.slice()?, self.length)?;
-        let mut terms = self.sums(&outputs, |output| Owned::try_poisoned(output.spec()))?;
+        let mut terms = self.sums(&outputs, |output| Owned::try_any(output.spec()))?;
         let mut sums = self.sums(&outputs, |output| Ok(ArrayD::zeros(&output.spec().shape[..])))?;
         for (at, steps) in all.iter().enumerate() {
             let copies = self.copies(inputs, steps)?;

@@ -92,7 +92,7 @@ impl Place for Cpu<'_> {
     type ViewMut<'a> = ViewMut<'a>;
 
     fn empty(&self, spec: Spec) -> Result<Owned> {
-        Owned::try_poisoned(spec)
+        Owned::try_any(spec)
     }
     fn zeros(&self, spec: Spec) -> Result<Owned> {
         Owned::try_zeros(spec)

@@ -234,7 +234,7 @@ impl Session {
             advance_together(sessions, input);
             return Ok(chosen);
         }
-        let mut logits = Owned::try_poisoned(model.output(&[sessions.len()])?)?;
+        let mut logits = Owned::try_any(model.output(&[sessions.len()])?)?;
         Session::step_together(&model, sessions, input, logits.view_mut())?;
         let chosen = choose(&logits, choices, sessions.iter().map(|session| session.seen()));
         if chosen.is_err() {

@@ -246,7 +246,7 @@ fn of_wide<O: Op>(options: &O::Options, name: &'static str, matrix: &View, exec:
 /// The output of an op on the CPU.
 fn run<O: Op>(options: &O::Options, inputs: &Named<View>, exec: &Exec) -> Result<Named<Owned>> {
     let call = Call::new::<O>(op::specs(inputs), options)?;
-    let mut outputs = call.outputs().map(|&spec| Owned::poisoned(spec));
+    let mut outputs = call.outputs().map(|&spec| Owned::any(spec));
     let views = outputs.iter_mut().map(|(name, output)| (name.clone(), output.view_mut())).collect();
     call.cpu(inputs, views, exec)?;
     Ok(outputs)

@@ -168,7 +168,7 @@ impl Taker<'_> {
 
 /// `-exp(A_log)`, the `A` of the scan.
 fn negative_exp(a_log: &Weight) -> Weight {
-    let mut a = Owned::poisoned(a_log.spec());
+    let mut a = Owned::any(a_log.spec());
     Cpu(&Exec::default()).map(Map::NegExp, &[a_log.view()], a.view_mut()).expect("tensors of one float type");
     a.into()
 }

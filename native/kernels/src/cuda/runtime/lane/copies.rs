@@ -61,7 +61,7 @@ impl Lane {
 
     /// A buffer's contents, once all work queued on the lane is done.
     pub fn downloaded(&self, from: &Buffer) -> Result<Owned> {
-        let mut to = Owned::poisoned(from.spec());
+        let mut to = Owned::any(from.spec());
         self.download(from, to.view_mut().bytes())?;
         Ok(to)
     }
