@@ -292,12 +292,14 @@ impl Writes {
     }
 }
 
-/// The most segments of the longest sequence; 1 where the delta rule has too few of them, or heads enough.
+/// The most segments of the longest sequence. 1 where the delta rule has too few of them, or heads enough, or fewer values
+/// than keys: blocks of a transition's columns are counted as those of the values.
 fn segments(call: &Call, sequences: &Sequences) -> usize {
-    let Problem { heads, form, .. } = *call.problem;
+    let Problem { heads, keys, values, form, .. } = *call.problem;
     let segments = sequences.longest().div_ceil(LEAST_CHUNKS * CHUNK).max(1);
     let places = call.lane.device().facts().multiprocessors as usize / (sequences.batch() * heads).max(1);
-    if form == Form::Delta && segments.min(places) < LEAST_SEGMENTS { 1 } else { segments }
+    let is_worth_it = form != Form::Delta || values >= keys && segments.min(places) >= LEAST_SEGMENTS;
+    if is_worth_it { segments } else { 1 }
 }
 
 /// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
