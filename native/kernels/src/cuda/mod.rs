@@ -20,7 +20,7 @@ pub use runtime::lane::Lane;
 pub use runtime::launch::{THREADS, grid_size, launch_each, type_names, types};
 pub use runtime::params::{Declared, any, c_type, params};
 pub use runtime::staging::Pinned;
-pub use runtime::tensor_map::TensorMap;
+pub use runtime::tensor_map::{Swizzle, TensorMap};
 pub use runtime::together::Together;
 pub use steps::elementwise::{function, map, pack};
 pub use steps::gather::gather;

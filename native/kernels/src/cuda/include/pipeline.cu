@@ -74,6 +74,15 @@ __device__ __forceinline__ void copy_box(void* to, const void* matrix, int eleme
 #undef COPY_BOX
 }
 
+// Copies a box of rows of a tensor of four dimensions.
+__device__ __forceinline__ void copy_box(void* to, const void* tensor, int element, int row, int head, int batch,
+                                         Barrier* barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];"
+                 ::"r"(address(to)), "l"(tensor), "r"(element), "r"(row), "r"(head), "r"(batch), "r"(address(barrier))
+                 : "memory");
+}
+
 // Copies contiguous bytes, in whole pieces of 16.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, unsigned bytes, Barrier* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

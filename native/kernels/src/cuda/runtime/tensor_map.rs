@@ -1,10 +1,10 @@
-//! Tensor maps: descriptions of matrices by which the device copies boxes without using threads (TMA).
+//! Tensor maps: descriptions of tensors by which the device copies boxes without using threads (TMA).
 
 use super::device::Device;
 use crate::error::Result;
 use cudarc::driver::sys;
 
-/// A matrix of two-byte elements in device memory, and the box of it that one copy transfers.
+/// A tensor of two-byte elements in device memory, and the box of it that one copy transfers.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap(sys::CUtensorMap);
@@ -13,45 +13,70 @@ impl TensorMap {
     /// A placeholder, for kernels that copy in other ways.
     pub const NONE: TensorMap = TensorMap(sys::CUtensorMap { opaque: [0; 16] });
 
-    /// Addresses and row sizes in bytes must be multiples of this.
+    /// Addresses, and strides in bytes, must be multiples of this.
     pub const UNIT: u64 = 16;
 }
 
+/// The order of the units of 16 bytes in boxes with rows of at most 64 or 128 bytes. Where it changes from row to row
+/// (a swizzle), neighbouring rows fall into different banks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swizzle {
+    /// The order in memory.
+    None,
+    /// Rows of 64 bytes.
+    Bytes64,
+    /// Rows of 128 bytes.
+    Bytes128,
+}
+
 impl Device {
-    /// Describes a matrix of contiguous rows. A box has at most 256 rows and 256 elements per row, and its rows are
-    /// whole units of 16 bytes. In boxes with rows of 64 bytes the units can be `exchanged` (swizzled), so that
-    /// neighbouring rows fall into different banks. For devices of compute capability 9 or more.
-    pub fn tensor_map(
+    /// Describes a matrix of contiguous rows, like [`Device::map`]. In boxes with rows of 64 bytes the units can be
+    /// `exchanged`.
+    pub fn tensor_map(&self, address: u64, all: [usize; 2], part: [usize; 2], exchanged: bool) -> Result<TensorMap> {
+        let swizzle = if exchanged { Swizzle::Bytes64 } else { Swizzle::None };
+        self.map(address, all, [all[1], 1], part, swizzle)
+    }
+
+    /// Describes a tensor of `N` dimensions, 5 at most, by their sizes, and their strides in elements. Elements of the
+    /// last dimension are contiguous. A box has `part` elements along each dimension, 256 at most, and its rows are
+    /// whole units of 16 bytes; what lies outside of the tensor is filled with zeros. For devices of compute capability
+    /// 9 or more.
+    pub fn map<const N: usize>(
         &self,
         address: u64,
-        [rows, elements]: [usize; 2],
-        part: [usize; 2],
-        exchanged: bool,
+        sizes: [usize; N],
+        strides: [usize; N],
+        part: [usize; N],
+        swizzle: Swizzle,
     ) -> Result<TensorMap> {
         use sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_UINT16;
         use sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
         use sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE;
         use sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-        use sys::CUtensorMapSwizzle_enum as Swizzle;
+        use sys::CUtensorMapSwizzle_enum as Order;
+        let (order, row) = match swizzle {
+            Swizzle::None => (Order::CU_TENSOR_MAP_SWIZZLE_NONE, 512),
+            Swizzle::Bytes64 => (Order::CU_TENSOR_MAP_SWIZZLE_64B, 64),
+            Swizzle::Bytes128 => (Order::CU_TENSOR_MAP_SWIZZLE_128B, 128),
+        };
+        assert!(strides[N - 1] == 1 && part[N - 1] * 2 <= row, "contiguous rows of at most {row} bytes");
         let mut map = TensorMap::NONE;
-        let (sizes, strides) = ([elements as u64, rows as u64], [elements as u64 * 2]);
-        assert!(!exchanged || part[1] * 2 == 64, "rows of 64 bytes");
-        let none = Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE;
-        let swizzle = if exchanged { Swizzle::CU_TENSOR_MAP_SWIZZLE_64B } else { none };
-        let part = [part[1] as u32, part[0] as u32];
-        // SAFETY: writes the map; all arrays have two elements, the strides one, and the address is not read.
+        // The driver lists dimensions from the innermost one on, without its stride.
+        let (sizes, strides) = (from_last(sizes, |n| n as u64), from_last(strides, |n| n as u64 * 2));
+        let part = from_last(part, |n| n as u32);
+        // SAFETY: writes the map; all arrays have N elements, the strides one less, and the address is not read.
         let code = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,
                 CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                2,
+                N as u32,
                 address as *mut _,
                 sizes.as_ptr(),
-                strides.as_ptr(),
+                strides[1..].as_ptr(),
                 part.as_ptr(),
-                [1, 1].as_ptr(),
+                [1; N].as_ptr(),
                 CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle,
+                order,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
@@ -59,4 +84,8 @@ impl Device {
         self.answer(code, "cuTensorMapEncodeTiled")?;
         Ok(map)
     }
+}
+
+fn from_last<T, const N: usize>(all: [usize; N], each: impl Fn(usize) -> T) -> [T; N] {
+    std::array::from_fn(|i| each(all[N - 1 - i]))
 }
