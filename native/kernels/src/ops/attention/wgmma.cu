@@ -72,11 +72,14 @@ __device__ __forceinline__ void touch(Left (&x)[TILES][COLUMNS]) {
         for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(x[0][n][e])::"memory");
 }
 
-// The descriptor of a swizzled tile: its address, the bytes between blocks of 64 columns, and those between groups of 8
-// rows.
-__device__ __forceinline__ u64 described(unsigned at, unsigned block) {
-    return (u64)(at >> 4 & 0x3fff) | (u64)(block >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+// The varying half of the descriptor of a swizzled tile: its address, and the bytes between blocks of 64 columns. A part
+// of the tile that begins `d` bytes on has a half that is larger by `d` / 16.
+__device__ __forceinline__ unsigned half_described(unsigned at, unsigned block) {
+    return (at >> 4 & 0x3fff) | block >> 4 << 16;
 }
+
+// The descriptor; groups of 8 rows are 1024 bytes apart.
+__device__ __forceinline__ u64 described(unsigned half) { return half | (u64)(1024 >> 4 | 1 << 30) << 32; }
 
 // Makes the copies that each thread has waited for visible to the tensor cores, and synchronizes the block.
 __device__ __forceinline__ void all_arrived() {
@@ -100,25 +103,36 @@ __device__ __forceinline__ void fetch_swizzled(STORAGE* to, const Matrix& from, 
     }
 }
 
-// s = a b': the warpgroup's 64 of TALL rows of a by COLUMNS rows of b, over INNER columns.
+// s = a b': 64 of TALL rows of a by COLUMNS rows of b, over INNER columns; a and b are shared-memory addresses.
 template <int TALL, int COLUMNS, int INNER>
-__device__ __forceinline__ void start_products(Sums (&s)[TILES][COLUMNS / 8], const STORAGE* a, const STORAGE* b) {
-    unsigned left = shared_address(a) + threadIdx.x / 128 * 64 * 128, right = shared_address(b);
+__device__ __forceinline__ void start_products(Sums (&s)[TILES][COLUMNS / 8], unsigned a, unsigned b) {
+    unsigned left = half_described(a, 16), right = half_described(b, 16);
     registers_ready();
 #pragma unroll
     for (int d = 0; d < INNER; d += 16)
-        multiply_add(s[0], described(left + d / 64 * TALL * 128 + d % 64 * 2, 16),
-                     described(right + d / 64 * COLUMNS * 128 + d % 64 * 2, 16), d);
+        multiply_add(s[0], described(left + d / 64 * TALL * 8 + d % 64 / 8), described(right + d / 64 * COLUMNS * 8 + d % 64 / 8),
+                     d);
     end_products();
+}
+
+// The same of the warpgroup's rows of a.
+template <int TALL, int COLUMNS, int INNER>
+__device__ __forceinline__ void start_products(Sums (&s)[TILES][COLUMNS / 8], const STORAGE* a, const STORAGE* b) {
+    unsigned own = shared_address(a) + threadIdx.x / 128 * 64 * 128;
+    start_products<TALL, COLUMNS, INNER>(s, own, shared_address(b));
 }
 
 // to += x b, where b has INNER rows of COLUMNS.
 template <int COLUMNS, int INNER>
-__device__ __forceinline__ void start_weighted(Sums (&to)[TILES][COLUMNS / 8], const Left (&x)[TILES][INNER / 16],
-                                               const STORAGE* b) {
-    unsigned right = shared_address(b);
+__device__ __forceinline__ void start_weighted(Sums (&to)[TILES][COLUMNS / 8], const Left (&x)[TILES][INNER / 16], unsigned b) {
+    unsigned right = half_described(b, INNER * 128);
     registers_ready();
 #pragma unroll
-    for (int k = 0; k < INNER; k += 16) multiply_add(to[0], x[0][k / 16], described(right + k * 128, INNER * 128));
+    for (int k = 0; k < INNER; k += 16) multiply_add(to[0], x[0][k / 16], described(right + k * 8));
     end_products();
+}
+template <int COLUMNS, int INNER>
+__device__ __forceinline__ void start_weighted(Sums (&to)[TILES][COLUMNS / 8], const Left (&x)[TILES][INNER / 16],
+                                               const STORAGE* b) {
+    start_weighted<COLUMNS, INNER>(to, x, shared_address(b));
 }
