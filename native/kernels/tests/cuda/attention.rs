@@ -203,6 +203,20 @@ fn agrees(case: Case) {
     }
 }
 
+/// Checks forward in 16-bit storage against the general kernels in f64.
+fn forward_agrees(case: Case) {
+    let Some(device) = gpu() else { return };
+    for storage in [DType::Bf16, DType::F16] {
+        let what = format!("{case:?}");
+        let inputs = cast(op::about::<Attention>(), &case.inputs(), storage);
+        let forward = || run::<Attention>(&device, &case.options, &inputs);
+        let got = forward();
+        assert_eq!(bits(&got), bits(&forward()), "forward {storage} {what}");
+        let inputs = cast(op::about::<Attention>(), &inputs, DType::F64);
+        compare(&got, &run::<Attention>(&device, &case.options, &inputs), storage, 1.0, &what);
+    }
+}
+
 #[test]
 fn plain_calls_agree() {
     for (rows, widths) in [
@@ -329,11 +343,10 @@ fn few_queries_agree_with_offsets() {
 }
 
 /// Steps over a cache on the device, whose unfilled rows are NaN, equal one causal pass on the CPU.
-#[test]
-fn decoding_equals_one_causal_pass() {
+fn decoding_agrees(width: usize, types: &[DType]) {
     let Some(device) = gpu() else { return };
-    let (length, heads, key_heads, width) = (150, 4, 2, 64);
-    for storage in DType::FLOATS {
+    let (length, heads, key_heads) = (150, 4, 2);
+    for &storage in types {
         for layout in [Layout::HeadsFirst, Layout::HeadsLast] {
             let options = Options { causal: true, layout, ..Default::default() };
             let whole = Case { options, ..case(2, [heads, key_heads], [length, length], [width, width]) };
@@ -380,6 +393,16 @@ fn decoding_equals_one_causal_pass() {
             }
         }
     }
+}
+
+#[test]
+fn decoding_equals_one_causal_pass() {
+    decoding_agrees(64, &DType::FLOATS);
+}
+
+#[test]
+fn wide_decoding_equals_one_causal_pass() {
+    decoding_agrees(128, &[DType::Bf16, DType::F16]);
 }
 
 #[test]
@@ -448,6 +471,58 @@ fn long_calls_agree_with_the_general_kernels_in_f64() {
             agrees_as(&device, &plain.clone().causal().heads_last(), storage, Truth::General, 1.0);
             agrees_as(&device, &plain.clone().offset(-300), storage, Truth::General, 1.0);
         }
+    }
+}
+
+/// Tiles of Hopper's kernels at odd sizes: rows and keys that end within a tile or a warpgroup.
+fn odd_tiles_agree(widths: [usize; 2]) {
+    for rows in [[65, 512], [200, 513], [129, 700], [385, 641]] {
+        forward_agrees(case(2, [4, 2], rows, widths).size(1.0));
+        forward_agrees(case(2, [3, 1], rows, widths).size(1.0).causal().heads_last());
+    }
+}
+
+#[test]
+fn odd_tiles_of_width_40_agree() {
+    odd_tiles_agree([40, 40]);
+}
+
+#[test]
+fn odd_tiles_of_width_64_agree() {
+    odd_tiles_agree([64, 64]);
+}
+
+#[test]
+fn odd_tiles_of_width_96_agree() {
+    odd_tiles_agree([96, 96]);
+}
+
+#[test]
+fn odd_tiles_of_width_128_agree() {
+    odd_tiles_agree([128, 128]);
+}
+
+#[test]
+fn odd_tiles_of_two_widths_agree() {
+    odd_tiles_agree([128, 56]);
+    odd_tiles_agree([64, 104]);
+}
+
+/// Few keys at width 128, down to a single one.
+#[test]
+fn odd_tiles_of_few_keys_agree() {
+    for keys in [1, 2, 127, 128, 129, 257] {
+        forward_agrees(case(1, [2, 2], [130, keys], [128, 128]));
+        forward_agrees(case(1, [2, 2], [130, keys], [128, 128]).causal());
+    }
+}
+
+/// Causal tiles that see no key, all keys, or end where a warpgroup or a tile begins.
+#[test]
+fn odd_tiles_at_offsets_agree() {
+    for offset in [-1000, -260, -193, -130, -64, -1, 0, 63, 64, 127, 300, 511, 1000] {
+        forward_agrees(case(1, [2, 1], [260, 520], [64, 64]).offset(offset));
+        forward_agrees(case(1, [2, 1], [260, 300], [128, 128]).offset(offset).heads_last());
     }
 }
 

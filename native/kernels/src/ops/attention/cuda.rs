@@ -1,6 +1,6 @@
 //! Attention on CUDA: the choice of kernels for a call, and their parameters.
 //!
-//! Tensor cores compute calls in bf16 and f16 without mask and bias ([`mma`]). All other calls use multiply-adds in the
+//! Tensor cores compute calls in bf16 and f16 without mask and bias ([`mma`]; on Hopper [`specialised`]). All other calls use multiply-adds in the
 //! type of the arithmetic ([`general`]), f32 too, which would lose digits on tensor cores. Forward calls with few
 //! queries have kernels that divide the keys of a head among many blocks ([`few`]). Packed sequences are one launch of
 //! the former two: each block finds its sequence in a table.
@@ -8,9 +8,10 @@
 mod few;
 mod general;
 mod mma;
+mod specialised;
 
 use super::{Problem, Strides};
-use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
+use crate::cuda::{Buffer, Declared, Lane, Source, launch_each, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
 use crate::tensor::{DType, Described, Spec};
@@ -177,9 +178,9 @@ enum Own {
     Keys,
 }
 
-/// A kernel and how it is launched.
-struct Launch {
-    source: &'static Source<Params<()>>,
+/// A kernel, which takes a `P`, and how it is launched.
+struct Launch<P: 'static = Params<()>> {
+    source: &'static Source<P>,
     options: String,
     threads: usize,
     /// Bytes of shared memory.
@@ -278,33 +279,42 @@ impl<'a, R: Real> Call<'a, R> {
 
     /// Queues a launch over the owned rows of all heads.
     fn launch(&self, launch: &Launch) -> Result<()> {
+        self.launch_with(launch, |params| params)
+    }
+
+    /// The same for a kernel with parameters of its own beside these.
+    fn launch_with<P: Declared<Any: 'static>>(
+        &self,
+        launch: &Launch<P::Any>,
+        params: impl Fn(Params<R>) -> P,
+    ) -> Result<()> {
         let Problem { batch, heads, key_heads, queries, keys, .. } = *self.problem;
         let (heads, rows) = if launch.own == Own::Queries { (heads, queries) } else { (key_heads, keys) };
         let tiles = rows.div_ceil(launch.rows);
-        let pieces = self.steps.map(|steps| self.pieces(steps, launch)).transpose()?;
+        let pieces = self.steps.map(|steps| self.pieces(steps, launch.own, launch.rows)).transpose()?;
         let places = pieces.as_ref().map_or(tiles * batch, |pieces| pieces.spec().shape[0]);
         let blocks = places * heads * launch.slices;
         if blocks == 0 {
             return Ok(());
         }
-        let mut params = self.params;
-        (params.tiles, params.together) = (tiles as i32, self.together(batch * heads) as i32);
-        params.pieces = pieces.as_ref().map_or(Ok(0), |pieces| self.lane.address(pieces))?;
+        let mut common = self.params;
+        (common.tiles, common.together) = (tiles as i32, self.together(batch * heads) as i32);
+        common.pieces = pieces.as_ref().map_or(Ok(0), |pieces| self.lane.address(pieces))?;
         let kernel = self.lane.device().kernel(launch.source, &launch.options)?;
         let (grid, threads, shared) = ([grid(blocks)?, 1, 1], launch.threads as u32, launch.shared as u32);
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; the shared
         // memory has the size that the kernels compute.
-        unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params) }
+        unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params(common)) }
     }
 
     /// The tiles of packed sequences on the device: those of the longest sequence first, and of a sequence those with
     /// the most work.
-    fn pieces(&self, steps: &[Range<usize>], launch: &Launch) -> Result<Buffer> {
+    fn pieces(&self, steps: &[Range<usize>], own: Own, rows: usize) -> Result<Buffer> {
         let mut longest: Vec<&Range<usize>> = steps.iter().collect();
         longest.sort_by_key(|steps| Reverse(steps.len()));
-        let tiles = |steps: &Range<usize>| steps.len().div_ceil(launch.rows);
+        let tiles = |steps: &Range<usize>| steps.len().div_ceil(rows);
         let of = |steps: &Range<usize>, i: usize| {
-            let tile = if launch.own == Own::Queries { tiles(steps) - 1 - i } else { i };
+            let tile = if own == Own::Queries { tiles(steps) - 1 - i } else { i };
             [steps.start, steps.len(), tile].map(|number| number as i32)
         };
         let pieces: Vec<[i32; 3]> =

@@ -1,7 +1,7 @@
 //! Attention in 16-bit storage on tensor cores: by mma.sync from Ampere on, and by wgmma on Hopper.
 
 use super::super::Problem;
-use super::{Call, Launch, Own, Params};
+use super::{Call, Launch, Own, Params, specialised};
 use crate::cuda::{Lane, Source, compiler};
 use crate::error::Result;
 use crate::tensor::DType;
@@ -17,6 +17,7 @@ macro_rules! text {
         )
     };
 }
+pub(super) use text;
 
 const FORWARD: Source<Params<()>> = Source::new("attention_mma", text!("../softmax.cu", "../mma_forward.cu"));
 const BACKWARD: Source<Params<()>> =
@@ -78,11 +79,10 @@ impl Tile {
     fn for_hopper(problem: &Problem, role: Role) -> Option<Tile> {
         let Problem { queries, keys, width, value_width, .. } = *problem;
         let own = if role == Role::Dkv { keys } else { queries };
-        let fits = |width: usize| (33..=128).contains(&width);
-        if own <= 64 || !fits(width) || !fits(value_width) || matches!(role, Role::Dk | Role::Dv) {
+        if own <= 64 || matches!(role, Role::Dk | Role::Dv) {
             return None;
         }
-        let [width, value_width] = [width, value_width].map(|w| w.next_multiple_of(64));
+        let [width, value_width] = hopper_widths([width, value_width])?;
         let small = width + value_width == 128;
         let (other, warps, min) = match role {
             Role::Forward | Role::Dq if small => (64, 8, 2),
@@ -118,12 +118,10 @@ impl Tile {
 
     fn launch(&self, call: &Call<f32>) -> Result<()> {
         let Tile { role, width, value_width, tiles, other, warps, min, .. } = *self;
-        let half = u32::from(call.problem.dtype == DType::F16);
         let options = format!(
-            "{} -DCOPY={} -DWIDTH={width} -DVALUE_WIDTH={value_width} -DTILES={tiles} -DOTHER={other} \
-             -DWARPS={warps} -DMIN={min} -DHALF={half}{}",
-            call.options(),
-            call.copy,
+            "{} -DWIDTH={width} -DVALUE_WIDTH={value_width} -DTILES={tiles} -DOTHER={other} -DWARPS={warps} \
+             -DMIN={min}{}",
+            options(call),
             match role {
                 Role::Forward => "",
                 Role::Dq => " -DROLE=DQ",
@@ -132,8 +130,7 @@ impl Tile {
                 Role::Dv => " -DROLE=DV",
             }
         );
-        let scaled = Call { params: Params { scale: scale(call.problem), ..call.params }, ..*call };
-        scaled.launch(&Launch {
+        scaled(call).launch(&Launch {
             source: self.source(),
             options,
             threads: 32 * warps,
@@ -145,9 +142,26 @@ impl Tile {
     }
 }
 
+/// The compiler options common to these kernels.
+pub(super) fn options(call: &Call<f32>) -> String {
+    let half = u32::from(call.problem.dtype == DType::F16);
+    format!("{} -DCOPY={} -DHALF={half}", call.options(), call.copy)
+}
+
+/// The call with the scale that these kernels take.
+pub(super) fn scaled<'a>(call: &Call<'a, f32>) -> Call<'a, f32> {
+    Call { params: Params { scale: scale(call.problem), ..call.params }, ..*call }
+}
+
 /// A width rounded up to whole tiles.
 pub(super) fn whole(width: usize) -> usize {
     width.max(1).next_multiple_of(16)
+}
+
+/// Widths rounded up to blocks of 64 columns; `None` outside of 33 to 128.
+pub(super) fn hopper_widths(widths: [usize; 2]) -> Option<[usize; 2]> {
+    let fit = widths.iter().all(|width| (33..=128).contains(width));
+    fit.then(|| widths.map(|width| width.next_multiple_of(64)))
 }
 
 /// The scale of scores as exponents of 2.
@@ -179,7 +193,10 @@ pub(super) fn fits(problem: &Problem, lane: &Lane) -> bool {
 
 /// Queues attention.
 pub(super) fn forward(call: &Call<f32>) -> Result<()> {
-    launch(call, Role::Forward)
+    match specialised::Tile::choose(call) {
+        Some(tile) if hopper(call)? => tile.launch(call),
+        _ => launch(call, Role::Forward),
+    }
 }
 
 /// Queues the gradient.
@@ -188,7 +205,11 @@ pub(super) fn backward(call: &Call<f32>) -> Result<()> {
 }
 
 fn launch(call: &Call<f32>, role: Role) -> Result<()> {
-    let hopper = call.lane.device().facts().capability == (9, 0) && compiler()?.0 >= 12 && call.copy == 16;
-    let tile = if hopper { Tile::for_hopper(call.problem, role) } else { None };
+    let tile = if hopper(call)? { Tile::for_hopper(call.problem, role) } else { None };
     tile.unwrap_or_else(|| Tile::choose(call.problem, role, call.lane)).launch(call)
+}
+
+/// Whether the device, the compiler and the tensors' addresses allow kernels for Hopper.
+fn hopper(call: &Call<f32>) -> Result<bool> {
+    Ok(call.lane.device().facts().capability == (9, 0) && compiler()?.0 >= 12 && call.copy == 16)
 }
