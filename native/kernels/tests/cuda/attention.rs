@@ -476,7 +476,7 @@ fn long_calls_agree_with_the_general_kernels_in_f64() {
 
 /// Tiles of Hopper's kernels at odd sizes: rows and keys that end within a tile or a warpgroup.
 fn odd_tiles_agree(widths: [usize; 2]) {
-    for rows in [[65, 512], [200, 513], [129, 700], [385, 641]] {
+    for rows in [[65, 512], [200, 313], [129, 700], [385, 641]] {
         forward_agrees(case(2, [4, 2], rows, widths).size(1.0));
         forward_agrees(case(2, [3, 1], rows, widths).size(1.0).causal().heads_last());
     }
@@ -508,12 +508,24 @@ fn odd_tiles_of_two_widths_agree() {
     odd_tiles_agree([64, 104]);
 }
 
-/// Few keys at width 128, down to a single one.
+/// Few keys, down to a single one.
 #[test]
 fn odd_tiles_of_few_keys_agree() {
     for keys in [1, 2, 127, 128, 129, 257] {
-        forward_agrees(case(1, [2, 2], [130, keys], [128, 128]));
-        forward_agrees(case(1, [2, 2], [130, keys], [128, 128]).causal());
+        for widths in [[64, 64], [128, 128]] {
+            forward_agrees(case(1, [2, 2], [130, keys], widths));
+            forward_agrees(case(1, [2, 2], [130, keys], widths).causal());
+        }
+    }
+}
+
+/// More tiles of queries than multiprocessors: blocks go on to further tiles, and those of long causal calls do not.
+#[test]
+fn many_tiles_agree() {
+    for widths in [[64, 64], [128, 128]] {
+        forward_agrees(case(6, [12, 4], [390, 200], widths).size(1.0));
+        forward_agrees(case(6, [12, 4], [390, 200], widths).size(1.0).offset(-100));
+        forward_agrees(case(2, [4, 4], [1300, 1200], widths).size(1.0).causal());
     }
 }
 

@@ -190,6 +190,8 @@ struct Launch<P: 'static = Params<()>> {
     rows: usize,
     /// Blocks that share these rows, each for some columns of the result.
     slices: usize,
+    /// The most blocks of the grid. Where there is more work, each block does several parts of it.
+    most: u32,
 }
 
 /// A call with its buffers.
@@ -301,7 +303,8 @@ impl<'a, R: Real> Call<'a, R> {
         (common.tiles, common.together) = (tiles as i32, self.together(batch * heads) as i32);
         common.pieces = pieces.as_ref().map_or(Ok(0), |pieces| self.lane.address(pieces))?;
         let kernel = self.lane.device().kernel(launch.source, &launch.options)?;
-        let (grid, threads, shared) = ([grid(blocks)?, 1, 1], launch.threads as u32, launch.shared as u32);
+        let (grid, threads, shared) =
+            ([grid(blocks)?.min(launch.most), 1, 1], launch.threads as u32, launch.shared as u32);
         // SAFETY: the op's checks prove that all sizes fit the buffers, whose addresses are this lane's; the shared
         // memory has the size that the kernels compute.
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &params(common)) }

@@ -147,6 +147,7 @@ fn launch<R: Real>(call: &Call<R>, role: Role) -> Result<()> {
         own: if matches!(role, Role::Dk | Role::Dv) { Own::Keys } else { Own::Queries },
         rows: tile.own(),
         slices: summed.div_ceil(tile.slice).max(1),
+        most: u32::MAX,
     })
 }
 

@@ -138,6 +138,7 @@ impl Tile {
             own: if matches!(role, Role::Forward | Role::Dq) { Own::Queries } else { Own::Keys },
             rows: self.own(),
             slices: 1,
+            most: u32::MAX,
         })
     }
 }

@@ -20,6 +20,9 @@ const PRODUCERS: usize = 128;
 /// Stages of a pair of tiles in shared memory.
 const STAGES: usize = 2;
 
+/// The most causal tiles of a head that are dealt out in turn.
+const EVEN: usize = 6;
+
 /// Keys of a tile.
 const OTHER: usize = 128;
 
@@ -41,25 +44,29 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The fastest tile. `None` for calls that this kernel cannot compute, and for those with few keys, for which more
-    /// and smaller blocks are faster.
+    /// The fastest tile. `None` for calls that this kernel cannot compute.
     pub(super) fn choose(call: &Call<f32>) -> Option<Tile> {
         let Problem { queries, keys, width, value_width, .. } = *call.problem;
         let [width, value_width] = mma::hopper_widths([width, value_width])?;
-        let small = width + value_width == 128;
-        let least = if small { 512 } else { 1 };
         // Rows beyond a packed sequence belong to the next one, but a map would copy them.
-        let fits = call.steps.is_none() && queries > 64 && keys >= least;
-        fits.then_some(Tile { width, value_width, warps: if small { 12 } else { 8 } })
+        let fits = call.steps.is_none() && queries > 64 && keys > 0;
+        fits.then_some(Tile { width, value_width, warps: if width + value_width == 128 { 12 } else { 8 } })
     }
 
     fn own(&self) -> usize {
         16 * self.warps
     }
 
+    /// The most blocks. As many as there are multiprocessors start a tile of queries while the last one ends; but long
+    /// causal tiles differ too much in their work to be dealt out in turn, so that each becomes a block.
+    fn most(&self, call: &Call<f32>) -> u32 {
+        let uneven = call.problem.causal.is_some() && call.problem.queries.div_ceil(self.own()) > EVEN;
+        if uneven { u32::MAX } else { call.lane.device().facts().multiprocessors }
+    }
+
     /// Bytes of shared memory, as the kernel computes them.
     fn shared(&self) -> usize {
-        let barriers = (1 + 4 * STAGES) * size_of::<u64>();
+        let barriers = (2 + 4 * STAGES) * size_of::<u64>();
         2 * (self.own() * self.width + STAGES * OTHER * (self.width + self.value_width)) + barriers
     }
 
@@ -83,6 +90,7 @@ impl Tile {
             own: Own::Queries,
             rows: self.own(),
             slices: 1,
+            most: self.most(call),
         };
         mma::scaled(call).launch_with(&launch, |of| Tensors { q, k, v, of })
     }
