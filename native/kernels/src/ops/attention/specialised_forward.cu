@@ -7,8 +7,8 @@
 // no masks. The grid has one block per tile of queries, or fewer blocks that go through all of them: then the copies of
 // the next tile overlap with the end of this one.
 //
-// History, bf16 on an H200, TFLOP/s at 4x16x4096x64 and 2x32x8192x128, causal ones in brackets; the kernels ran one
-// after the other, and at width 128 each warms the card for the next:
+// History, bf16 on an H200, TFLOP/s at 4x16x4096x64 and 2x32x8192x128, causal ones in brackets; the best of two or
+// three rounds, in each of which the kernels ran in this order:
 //   wgmma_forward.cu                   343 (321)   413 (399)
 //   version 1, one tile per block      533 (479)   705 (660)
 //   version 2, several tiles           535 (488)   623 (575)
@@ -16,8 +16,8 @@
 // Several tiles per block matter where there are few keys: from 158 (90) to 188 (123) at 64x16x256x64, and from 137 (70)
 // to 180 (91) at 64x16x128x128. At 1x32x4096x128 both versions reach 667. Long causal tiles lose by them: 435 instead of
 // 551 there, so each has its block.
-// Tried without gain, not causal: no turns, 423 and 544; two warpgroups of queries at width 64, 457; three stages there,
-// 493; 64 keys a tile and three warpgroups, 374 and 552.
+// Tried without gain, not causal, when version 1 had 499 and 663: no turns, 423 and 544; two warpgroups of queries at
+// width 64, 457; three stages there, 493; 64 keys a tile and three warpgroups, 374 and 552.
 
 constexpr int PRODUCERS = 128;
 // Registers of a thread: those that producers give away are what consumers get.
