@@ -1,9 +1,9 @@
 //! Attention on CUDA: the choice of kernels for a call, and their parameters.
 //!
-//! Tensor cores compute calls in bf16 and f16 without mask and bias ([`mma`]; on Hopper [`specialised`]). All other calls use multiply-adds in the
-//! type of the arithmetic ([`general`]), f32 too, which would lose digits on tensor cores. Forward calls with few
-//! queries have kernels that divide the keys of a head among many blocks ([`few`]). Packed sequences are one launch of
-//! the former two: each block finds its sequence in a table.
+//! Tensor cores compute calls in bf16 and f16 without mask and bias ([`mma`]; on Hopper [`specialised`]). All other calls
+//! use multiply-adds in the type of the arithmetic ([`general`]), f32 too, which would lose digits on tensor cores.
+//! Forward calls with few queries have kernels that divide the keys of a head among many blocks ([`few`]). Packed
+//! sequences are one launch of `mma` or `general`: each block finds its sequence in a table.
 
 mod few;
 mod general;

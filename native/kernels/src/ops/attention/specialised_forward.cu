@@ -15,7 +15,7 @@
 //   cuDNN, by PyTorch 2.11             481 (417)   675 (634)
 // Several tiles per block matter where there are few keys: from 158 (90) to 188 (123) at 64x16x256x64, and from 137 (70)
 // to 180 (91) at 64x16x128x128. At 1x32x4096x128 both versions reach 667. Long causal tiles lose by them: 435 instead of
-// 551 there, so each has its block.
+// 551 there, so each causal tile has its block.
 // Tried without gain, not causal, when version 1 had 499 and 663: no turns, 423 and 544; two warpgroups of queries at
 // width 64, 457; three stages there, 493; 64 keys a tile and three warpgroups, 374 and 552.
 

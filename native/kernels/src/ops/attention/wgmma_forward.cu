@@ -1,5 +1,5 @@
-// Attention of 16-bit storage without mask and bias on Hopper's tensor cores, after common.cu, mma.cu,
-// softmax.cu and wgmma.cu, for packed sequences; specialised_forward.cu computes all other calls with keys.
+// Attention of 16-bit storage without mask and bias on Hopper's tensor cores, after common.cu, mma.cu, softmax.cu and
+// wgmma.cu, for packed sequences, and for few keys of narrow rows; specialised_forward.cu computes all other calls.
 //
 // A warpgroup owns 64 queries. The softmax of a tile of keys overlaps with the product of the previous tile's values;
 // tiles are loaded one step ahead, with two tiles of keys and two of values in shared memory.

@@ -20,8 +20,8 @@ const PRODUCERS: usize = 128;
 /// Stages of a pair of tiles in shared memory.
 const STAGES: usize = 2;
 
-/// The most causal tiles of a head that are dealt out in turn.
-const EVEN: usize = 6;
+/// The fewest keys of narrow rows: with fewer, the more and smaller blocks of `wgmma_forward.cu` compute them.
+const LEAST: usize = 512;
 
 /// Keys of a tile.
 const OTHER: usize = 128;
@@ -44,24 +44,24 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The fastest tile. `None` for calls that this kernel cannot compute.
+    /// The fastest tile. `None` for calls that this kernel cannot compute, or that have too little work for it.
     pub(super) fn choose(call: &Call<f32>) -> Option<Tile> {
         let Problem { queries, keys, width, value_width, .. } = *call.problem;
         let [width, value_width] = mma::hopper_widths([width, value_width])?;
         // Rows beyond a packed sequence belong to the next one, but a map would copy them.
-        let fits = call.steps.is_none() && queries > 64 && keys > 0;
-        fits.then_some(Tile { width, value_width, warps: if width + value_width == 128 { 12 } else { 8 } })
+        let narrow = width + value_width == 128;
+        let fits = call.steps.is_none() && queries > 64 && keys >= if narrow { LEAST } else { 1 };
+        fits.then_some(Tile { width, value_width, warps: if narrow { 12 } else { 8 } })
     }
 
     fn own(&self) -> usize {
         16 * self.warps
     }
 
-    /// The most blocks. As many as there are multiprocessors start a tile of queries while the last one ends; but long
-    /// causal tiles differ too much in their work to be dealt out in turn, so that each becomes a block.
+    /// The most blocks. As many as there are multiprocessors start a tile of queries while the last one ends; but causal
+    /// tiles differ too much in their work to be dealt out in turn, so that each becomes a block.
     fn most(&self, call: &Call<f32>) -> u32 {
-        let uneven = call.problem.causal.is_some() && call.problem.queries.div_ceil(self.own()) > EVEN;
-        if uneven { u32::MAX } else { call.lane.device().facts().multiprocessors }
+        if call.problem.causal.is_some() { u32::MAX } else { call.lane.device().facts().multiprocessors }
     }
 
     /// Bytes of shared memory, as the kernel computes them.
