@@ -482,30 +482,13 @@ fn odd_tiles_agree(widths: [usize; 2]) {
     }
 }
 
-#[test]
-fn odd_tiles_of_width_40_agree() {
-    odd_tiles_agree([40, 40]);
-}
-
-#[test]
-fn odd_tiles_of_width_64_agree() {
-    odd_tiles_agree([64, 64]);
-}
-
-#[test]
-fn odd_tiles_of_width_96_agree() {
-    odd_tiles_agree([96, 96]);
-}
-
-#[test]
-fn odd_tiles_of_width_128_agree() {
-    odd_tiles_agree([128, 128]);
-}
-
-#[test]
-fn odd_tiles_of_two_widths_agree() {
-    odd_tiles_agree([128, 56]);
-    odd_tiles_agree([64, 104]);
+test_each! { odd_tiles_agree, super::odd_tiles_agree:
+    of_width_40: [40, 40];
+    of_width_64: [64, 64];
+    of_width_96: [96, 96];
+    of_width_128: [128, 128];
+    of_wide_keys: [128, 56];
+    of_wide_values: [64, 104];
 }
 
 /// Few keys, down to a single one.
