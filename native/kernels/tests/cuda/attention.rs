@@ -502,7 +502,7 @@ fn odd_tiles_of_few_keys_agree() {
     }
 }
 
-/// More tiles of queries than multiprocessors: blocks go on to further tiles, and those of long causal calls do not.
+/// More tiles of queries than multiprocessors: blocks go on to further tiles, and those of causal calls do not.
 #[test]
 fn many_tiles_agree() {
     for widths in [[64, 64], [128, 128]] {

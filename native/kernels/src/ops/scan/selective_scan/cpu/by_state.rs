@@ -22,11 +22,10 @@ pub fn scan<V: Vector<Element = S::Wide>, S: Storage>(
         let channels = segment.channels.len();
         let states = done * call.problem.state..(done + channels) * call.problem.state;
         let (start, h) = (state.start.map(|start| &start[states.clone()]), &mut state.end[states]);
-        if start.is_none() || segment.time.is_empty() {
-            match start {
-                Some(start) => h.copy_from_slice(start),
-                None => h.fill(S::Wide::from_f64(0.0)),
-            }
+        match start {
+            None => h.fill(S::Wide::from_f64(0.0)),
+            Some(start) if segment.time.is_empty() => h.copy_from_slice(start),
+            Some(_) => {}
         }
         let block = Block::<V, S>::new(call, segment);
         scan_block(&block, call, start, h, emit).store_partial(&mut rates[done..][..channels]);
