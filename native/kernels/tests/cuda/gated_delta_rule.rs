@@ -71,7 +71,7 @@ test_each! { chunks_agree, super::chunks_agree:
     of_six_segments: [1, 2600, 1, 1, 128, 128], true;
     of_segments_of_two_sequences: [2, 3137, 1, 2, 40, 72], false;
     of_segments_and_many_columns: [1, 4096, 1, 1, 64, 264], true;
-    of_a_long_sequence_with_few_values: [1, 2600, 1, 1, 128, 40], true;
+    of_segments_and_few_columns: [1, 2600, 1, 1, 128, 40], true;
 }
 
 #[test]

@@ -39,6 +39,12 @@ fn memory_comes_back_child() {
     assert!(device.kept_bytes().unwrap() > 0);
     device.trim().unwrap();
     assert_eq!(device.kept_bytes().unwrap(), 0);
+    let lane = device.lane().unwrap();
+    drop(lane.temporary(Spec::new(DType::F32, &[1000]).unwrap()).unwrap());
+    lane.synchronize().unwrap();
+    assert!(device.kept_bytes().unwrap() > 0, "what one call frees is there for the next");
+    device.trim().unwrap();
+    assert_eq!(device.kept_bytes().unwrap(), 0);
     let huge = Buffer::new(&device, Spec::new(DType::F32, &[1 << 50]).unwrap()).unwrap_err();
     assert_eq!(huge.kind, Kind::Memory, "{huge}");
     println!("{huge}");

@@ -1,7 +1,8 @@
-//! A device's memory: a driver pool of its own, and a cache of freed blocks by size.
+//! A device's memory: driver pools of its own, and a cache of freed blocks by size.
 //!
 //! A driver call takes microseconds, and returning memory to the system far longer. Repeated calls reuse cached blocks
-//! and need neither.
+//! and need neither. Memory for the work of one lane comes from a second pool, which keeps what is freed: otherwise the
+//! driver returns it whenever somebody waits, and the next call pays for it anew.
 
 use super::device::Device;
 use super::lane;
@@ -11,11 +12,12 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Upper limit for the bytes of cached blocks.
+/// Upper limit for the bytes of cached blocks, and for those that the pool of lanes keeps.
 const KEPT: usize = 4 << 30;
 
 pub(in crate::cuda) struct Memory {
     pool: sys::CUmemoryPool,
+    of_lanes: sys::CUmemoryPool,
     /// Blocks are allocated and freed in this stream's order; no other work is queued on it.
     order: sys::CUstream,
     spares: Mutex<Spares>,
@@ -39,7 +41,8 @@ impl Memory {
     /// The memory of the device whose context is bound.
     pub(in crate::cuda) fn new(ordinal: usize) -> Result<Memory> {
         let order = lane::stream().or_else(|(code, what)| driver::answer(code, what).map(|()| std::ptr::null_mut()))?;
-        Ok(Memory { pool: pool(ordinal)?, order, spares: Mutex::default(), readers: Mutex::default() })
+        let [pool, of_lanes] = [pool(ordinal, 0)?, pool(ordinal, KEPT)?];
+        Ok(Memory { pool, of_lanes, order, spares: Mutex::default(), readers: Mutex::default() })
     }
 
     fn spares(&self) -> MutexGuard<'_, Spares> {
@@ -56,7 +59,7 @@ impl Memory {
 
     /// A new block that every lane may use at once.
     pub(in crate::cuda) fn take(&self, device: &Device, bytes: usize) -> Result<CUdeviceptr> {
-        let address = self.take_in_order(device, bytes, self.order)?;
+        let address = allocate(device, bytes, self.pool, self.order)?;
         self.settle(device)?;
         Ok(address)
     }
@@ -68,11 +71,7 @@ impl Memory {
         bytes: usize,
         stream: sys::CUstream,
     ) -> Result<CUdeviceptr> {
-        let mut address = 0;
-        // SAFETY: writes one address; the pool and the streams live as long as the process.
-        let code = unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, self.pool, stream) };
-        device.answer(code, "cuMemAllocFromPoolAsync")?;
-        Ok(address)
+        allocate(device, bytes, self.of_lanes, stream)
     }
 
     /// Caches a block for reuse, or frees it where enough are cached.
@@ -90,7 +89,7 @@ impl Memory {
         let _ = device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync");
     }
 
-    /// Lets another device, which can reach this one, use the pool's memory.
+    /// Lets another device, which can reach this one, use the memory of buffers.
     pub(in crate::cuda) fn open_to(&self, device: &Device, reader: usize) -> Result<()> {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if readers.contains(&reader) {
@@ -106,14 +105,16 @@ impl Memory {
         Ok(())
     }
 
-    /// Bytes that the pool holds, in use or not.
+    /// Bytes that the pools hold, in use or not.
     pub(in crate::cuda) fn held(&self, device: &Device) -> Result<usize> {
-        let mut bytes = 0u64;
         let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-        // SAFETY: writes one u64, as this attribute asks.
-        let code = unsafe { sys::cuMemPoolGetAttribute(self.pool, which, (&raw mut bytes).cast()) };
-        device.answer(code, "cuMemPoolGetAttribute")?;
-        Ok(bytes as usize)
+        let held = |pool| {
+            let mut bytes = 0u64;
+            // SAFETY: writes one u64, as this attribute asks.
+            let code = unsafe { sys::cuMemPoolGetAttribute(pool, which, (&raw mut bytes).cast()) };
+            device.answer(code, "cuMemPoolGetAttribute").map(|()| bytes as usize)
+        };
+        Ok(held(self.pool)? + held(self.of_lanes)?)
     }
 
     /// Returns all cached blocks to the system.
@@ -124,8 +125,10 @@ impl Memory {
             device.answer(unsafe { sys::cuMemFreeAsync(address, self.order) }, "cuMemFreeAsync")?;
         }
         self.settle(device)?;
-        // SAFETY: the pool lives as long as the process.
-        device.answer(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }, "cuMemPoolTrimTo")
+        [self.pool, self.of_lanes].into_iter().try_for_each(|pool| {
+            // SAFETY: the pools live as long as the process.
+            device.answer(unsafe { sys::cuMemPoolTrimTo(pool, 0) }, "cuMemPoolTrimTo")
+        })
     }
 
     /// Waits until allocations and frees so far are visible to all streams. Never waits for kernels.
@@ -135,12 +138,22 @@ impl Memory {
     }
 }
 
+/// Takes memory from a pool, for work that follows in `stream`.
+fn allocate(device: &Device, bytes: usize, pool: sys::CUmemoryPool, stream: sys::CUstream) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    // SAFETY: writes one address; pools and streams live as long as the process.
+    let code = unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream) };
+    device.answer(code, "cuMemAllocFromPoolAsync")?;
+    Ok(address)
+}
+
 fn at(ordinal: usize) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 }
 }
 
-/// A pool of its own, so that settings of other libraries do not change what it keeps.
-fn pool(ordinal: usize) -> Result<sys::CUmemoryPool> {
+/// A pool of its own, so that settings of other libraries do not change what it keeps: up to `kept` bytes when somebody
+/// waits.
+fn pool(ordinal: usize, kept: usize) -> Result<sys::CUmemoryPool> {
     // SAFETY: a plain C struct, for which zeros are the defaults.
     let mut props: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
     props.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -148,5 +161,9 @@ fn pool(ordinal: usize) -> Result<sys::CUmemoryPool> {
     let mut pool = std::ptr::null_mut();
     // SAFETY: reads the struct and writes one handle.
     driver::answer(unsafe { sys::cuMemPoolCreate(&mut pool, &props) }, "cuMemPoolCreate")?;
+    let (which, mut kept) = (sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, kept as u64);
+    // SAFETY: reads one u64, as this attribute asks.
+    let code = unsafe { sys::cuMemPoolSetAttribute(pool, which, (&raw mut kept).cast()) };
+    driver::answer(code, "cuMemPoolSetAttribute")?;
     Ok(pool)
 }

@@ -16,31 +16,41 @@ struct Row {
     }
 };
 
+// Queues a copy of a segment's transition, so that a product does not wait for each of its elements.
+__device__ __forceinline__ void fetch(float* to, const Params& p, i64 of) {
+    int size = p.keys * p.keys;
+    for (int i = 4 * threadIdx.x; i < size; i += 4 * THREADS) copy(to + i, p.transitions[REVERSE] + of * size + i, true);
+    commit();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_carry(Params p) {
+    extern __shared__ __align__(16) float transition[]; // M', or in REVERSE M: its columns are rows of the product
     __shared__ __align__(16) float states[KEYS][COLUMNS];
-    Part at(p, blockIdx.x / p.blocks);
-    if (at.segment > 0 || at.segments == 1) return;
+    Part part(p, blockIdx.x / p.blocks);
+    if (part.segment > 0 || part.segments == 1) return;
     int key = threadIdx.x % KEYS, own = threadIdx.x / KEYS * EACH, column = blockIdx.x % p.blocks * COLUMNS + own;
     bool there = key < p.keys && column < p.values;
     i64 place = (i64)key * p.values + column;
     const float* initial = REVERSE ? p.dlast : p.initial;
+    auto of_turn = [&](int turn) { return part.id + (i64)p.heads * (REVERSE ? part.segments - 1 - turn : turn); };
     Row carry = {};
-    if (there && initial) carry.load(initial + at.state(p) + place);
-    for (int turn = 0; turn < at.segments; turn++) {
-        i64 of = at.id + (i64)p.heads * (REVERSE ? at.segments - 1 - turn : turn);
-        bool moves = turn > 0 && turn < at.segments - 1;
+    if (there && initial) carry.load(initial + part.state(p) + place);
+#pragma unroll 1
+    for (int turn = 0; turn < part.segments; turn++) {
+        float* start = p.starts + of_turn(turn) * p.size + place;
+        bool is_last = turn == part.segments - 1;
         Row end = {};
-        if (there && turn < at.segments - 1) end.load(p.starts + of * p.size + place);
-        if (there) carry.store(p.starts + of * p.size + place);
+        if (there && !is_last) end.load(start);
+        if (there) carry.store(start);
         carry.store(&states[key][own]);
+        copied<0>();
         __syncthreads();
-        const float* turned = p.transitions + of * p.keys * p.keys; // M'
-#pragma unroll 8
-        for (int other = 0; moves && there && other < p.keys; other++) {
-            float factor = turned[REVERSE ? key * p.keys + other : other * p.keys + key];
-            for (int i = 0; i < EACH; i++) end.of[i] = fmaf(factor, states[other][own + i], end.of[i]);
-        }
-        __syncthreads();
+        // The end of the first one starts from `initial` already.
+        for (int other = 0; turn > 0 && !is_last && there && other < p.keys; other++)
+            for (int i = 0; i < EACH; i++)
+                end.of[i] = fmaf(transition[other * p.keys + key], states[other][own + i], end.of[i]);
         carry = end;
+        __syncthreads();
+        if (turn + 2 < part.segments) fetch(transition, p, of_turn(turn + 1));
     }
 }

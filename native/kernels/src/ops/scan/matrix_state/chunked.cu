@@ -71,10 +71,12 @@ __device__ __forceinline__ void begin_end(State& state, const Params& p, const P
 
 __device__ __forceinline__ void store_end(State& state, const Params& p, const Part& part, bool transition) {
     if (!transition) return store(state, p.starts + part.id * p.size, p);
-    float* to = p.transitions + part.id * p.keys * p.keys; // M', for carry.cu
+    i64 own = part.id * p.keys * p.keys;
+    store(state, p.transitions[1] + own, p);
     each_of_state(state, p, [&](float* pair, i64 at) {
         int key = at / p.values, column = at % p.values;
-        to[column * p.keys + key] = pair[0], to[(column + 1) * p.keys + key] = pair[1];
+        float* to = p.transitions[0] + own + column * p.keys + key;
+        to[0] = pair[0], to[p.keys] = pair[1];
     });
 }
 

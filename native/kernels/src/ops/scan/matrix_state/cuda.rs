@@ -69,7 +69,7 @@ params! {
         of_chunks: u64 as "const int*",
         starts: u64 as "float*", // states by segment of all sequences and head: at its end, then at its start
         totals: u64 as "float*", // log2 of the decays of segments
-        transitions: u64 as "float*", // of segments by the delta rule, transposed (segments, H, K, K)
+        transitions: [u64; 2] as "float*", // of segments by the delta rule (segments, H, K, K), transposed and not
         length: i64,
         chunks: i64, // of a sequence of a batch
         segments: i32,

@@ -18,8 +18,10 @@ __device__ __forceinline__ Chunk first_chunk(const Params& p, const Part& part, 
 }
 
 // The block's first column of values. After the blocks of values there may be those of a transition, by its columns.
-__device__ __forceinline__ int first_column(const Params& p) { return blockIdx.x % p.blocks % p.of_values * WIDTH; }
 __device__ __forceinline__ bool is_transition(const Params& p) { return blockIdx.x % p.blocks >= p.of_values; }
+__device__ __forceinline__ int first_column(const Params& p) {
+    return (blockIdx.x % p.blocks - (is_transition(p) ? p.of_values : 0)) * WIDTH;
+}
 
 // The inputs of a chunk: `values` are v, or dy.
 template <int COUNT>

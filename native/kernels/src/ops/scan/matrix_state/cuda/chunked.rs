@@ -133,7 +133,7 @@ impl<'a> Chunked<'a> {
             of_chunks: table.of_chunks,
             starts: self.hold(numbers(size)?)?,
             totals: self.hold(numbers(decays)?)?,
-            transitions: self.hold(numbers(transition)?)?,
+            transitions: [self.hold(numbers(transition)?)?, self.hold(numbers(transition)?)?],
             segments: (segments / sequences.count()) as i32,
             each: each as i32,
             all_segments: segments as i32,
@@ -225,7 +225,7 @@ impl<'a> Chunked<'a> {
         let params = Params { blocks: values.div_ceil(columns) as i32, ..*params };
         let blocks = params.all_segments as usize * heads * params.blocks as usize;
         let options = format!("-DWIDTH={} -DREVERSE={}", self.width, u32::from(reverse));
-        self.launch(&CARRY_BY_DELTA, &options, [THREADS, blocks, 0], &params)
+        self.launch(&CARRY_BY_DELTA, &options, [THREADS, blocks, 4 * keys * keys], &params)
     }
 
     /// Queues a pass of states through all chunks, or through those of each segment.
@@ -292,14 +292,12 @@ impl Writes {
     }
 }
 
-/// The most segments of the longest sequence. 1 where the delta rule has too few of them, or heads enough, or fewer values
-/// than keys: blocks of a transition's columns are counted as those of the values.
+/// The most segments of the longest sequence; 1 where the delta rule has too few of them, or heads enough.
 fn segments(call: &Call, sequences: &Sequences) -> usize {
-    let Problem { heads, keys, values, form, .. } = *call.problem;
+    let Problem { heads, form, .. } = *call.problem;
     let segments = sequences.longest().div_ceil(LEAST_CHUNKS * CHUNK).max(1);
     let places = call.lane.device().facts().multiprocessors as usize / (sequences.batch() * heads).max(1);
-    let is_worth_it = form != Form::Delta || values >= keys && segments.min(places) >= LEAST_SEGMENTS;
-    if is_worth_it { segments } else { 1 }
+    if form == Form::Delta && segments.min(places) < LEAST_SEGMENTS { 1 } else { segments }
 }
 
 /// Whether the kernels support the type, the sizes and the device, and all tensors that are copied in units are aligned.
