@@ -58,10 +58,31 @@ defmodule Sidewinder.Kernel do
     plan = placed(inputs, where)
 
     case Telemetry.call(op, tensors, fn -> start(plan, op, tensors, options) end) do
-      {_target, {:ok, outputs}} -> :maps.map(fn _name, output -> from_native(output) end, outputs)
+      {_target, {:ok, outputs}} -> named(outputs)
       {_target, {:error, fields}} -> failed(fields)
     end
   end
+
+  @doc false
+  # `run/4` for one sequence in parts: see `Sidewinder.Kernel.SequenceParallel`.
+  def run_parts(op, parts, options, where) do
+    Options.check!(parts, Options.list?(parts), "parts", "a list of inputs")
+    natives = for inputs <- parts, do: natives(op, inputs)
+    {_backend, cpu, _gpu} = asked(where)
+    target = %{cpu | device: device(:auto, Enum.concat(parts))}
+
+    work = fn ->
+      run = if target.device, do: &Native.run_parts_io/4, else: &Native.run_parts_cpu/4
+      {target, run.(op, natives, options, cpu)}
+    end
+
+    case Telemetry.call(op, Enum.concat(natives), work) do
+      {_target, {:ok, outputs}} -> for part <- outputs, do: named(part)
+      {_target, {:error, fields}} -> failed(fields)
+    end
+  end
+
+  defp named(outputs), do: :maps.map(fn _name, output -> from_native(output) end, outputs)
 
   @alone %{device: nil, level: nil, threads: 1}
 

@@ -36,6 +36,8 @@ defmodule Sidewinder.Native do
   def run_quick(_op, _inputs, _options, _target), do: missing()
   def run_cpu(_op, _inputs, _options, _target), do: missing()
   def run_io(_op, _inputs, _options, _target), do: missing()
+  def run_parts_cpu(_op, _parts, _options, _target), do: missing()
+  def run_parts_io(_op, _parts, _options, _target), do: missing()
 
   def cpu_info, do: missing()
   def cuda_info, do: missing()

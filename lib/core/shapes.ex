@@ -111,6 +111,20 @@ defmodule Sidewinder.Shapes do
   defp bind_form(_axes, _sizes, _letters), do: nil
 
   @doc """
+  The axis of a letter in the shape that tensors of this rank have, or nil.
+
+      iex> Sidewinder.Shapes.axis("(B, L, G, N) | (D, N)", 4, "L")
+      1
+      iex> Sidewinder.Shapes.axis("(B, L, G, N) | (D, N)", 2, "L")
+      nil
+  """
+  @spec axis(String.t(), non_neg_integer, String.t()) :: non_neg_integer | nil
+  def axis(words, rank, letter) do
+    form = Enum.find(parse!(words), [], &(length(&1) == rank))
+    Enum.find_index(form, &(&1 == {[{1, letter}], 1}))
+  end
+
+  @doc """
   The sizes of the tensor `name` whose shape has these words: of the first form that they allow.
 
   Raises `Sidewinder.Error` of kind `:shape` where a size is negative or no whole number.

@@ -124,6 +124,9 @@ defmodule Sidewinder.Telemetry do
   defp bytes(inputs, {:ok, outputs}), do: bytes(inputs) + bytes(outputs)
   defp bytes(_inputs, {:error, _fields}), do: 0
 
+  # Of one sequence in parts there are outputs of each.
+  defp bytes([part | _] = parts) when is_map(part), do: Enum.sum(Enum.map(parts, &bytes/1))
+
   defp bytes(tensors) do
     Enum.sum(
       for {_, {type, shape, _}} <- tensors,

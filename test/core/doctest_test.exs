@@ -6,6 +6,7 @@ defmodule Sidewinder.DoctestTest do
   doctest Sidewinder.Device
   doctest Sidewinder.Kernel
   doctest Sidewinder.Kernel.Scan
+  doctest Sidewinder.Kernel.SequenceParallel
   doctest Sidewinder.Kernel.Conv
   doctest Sidewinder.Kernel.NN
   doctest Sidewinder.Kernel.Attention

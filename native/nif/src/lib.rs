@@ -26,6 +26,7 @@ mod info;
 mod load;
 mod mamba;
 mod ops;
+mod parts;
 mod tensor;
 mod tokenizer;
 mod watch;

@@ -12,7 +12,7 @@ use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named};
 use sidewinder_kernels::ops;
-use sidewinder_kernels::tensor::Spec;
+use sidewinder_kernels::tensor::{Spec, View};
 use std::fmt::Display;
 use std::sync::MutexGuard;
 
@@ -181,7 +181,8 @@ fn wrong_map(what: &str, term: Term, why: impl Display) -> Error {
         .got(format_args!("{} ({why})", describe(term)))
 }
 
-fn decode_inputs<'a>(op: &About, term: Term<'a>) -> Result<Named<Tensor<'a>>> {
+/// Decodes a list of tensors with their names.
+pub fn decode_inputs<'a>(op: &About, term: Term<'a>) -> Result<Named<Tensor<'a>>> {
     let malformed = || Error::new(Kind::Argument, "inputs").expected("a list of {name, tensor}").got(describe(term));
     let pairs: ListIterator = term.decode().map_err(|_| malformed())?;
     pairs
@@ -192,6 +193,14 @@ fn decode_inputs<'a>(op: &About, term: Term<'a>) -> Result<Named<Tensor<'a>>> {
         .collect()
 }
 
+/// Views of tensors on the host.
+pub fn views<'t>(inputs: &'t Named<Tensor>) -> Result<Named<View<'t>>> {
+    let view = |(name, tensor): (&op::Name, &'t Tensor)| {
+        Ok((name.clone(), tensor.view().map_err(|e| Error { argument: name.as_ref().into(), ..e })?))
+    };
+    inputs.iter().map(view).collect()
+}
+
 fn on_binaries<'a>(
     env: Env<'a>,
     call: &Call,
@@ -199,12 +208,7 @@ fn on_binaries<'a>(
     mut held: Vec<(op::Name, MutexGuard<Memory>)>,
     target: &Target,
 ) -> Result<Term<'a>> {
-    let views: Named<_> = inputs
-        .iter()
-        .map(|(name, tensor)| {
-            Ok((name.clone(), tensor.view().map_err(|e| Error { argument: name.as_ref().into(), ..e })?))
-        })
-        .collect::<Result<_>>()?;
+    let views = views(inputs)?;
     let mut outputs =
         missing(call, &held).map(|(name, spec)| Ok((name, Output::new(spec)?))).collect::<Result<Vec<_>>>()?;
     let new = outputs.iter_mut().map(|(name, output)| Ok((name.clone(), output.view_mut()?)));
@@ -237,7 +241,8 @@ fn on_buffers<'a>(
     Ok(named_terms(env, outputs.into_iter().map(|(name, buffer)| (name, buffer_term(env, buffer)))))
 }
 
-fn buffer_on<'t>(device: &Device, name: &str, tensor: &'t Tensor) -> Result<&'t Buffer> {
+/// The memory of a tensor that must be on this device.
+pub fn buffer_on<'t>(device: &Device, name: &str, tensor: &'t Tensor) -> Result<&'t Buffer> {
     let wrong = |got: String| {
         Error::new(Kind::Argument, name)
             .expected(format_args!("a tensor on {device}, like the others"))
@@ -251,7 +256,8 @@ fn buffer_on<'t>(device: &Device, name: &str, tensor: &'t Tensor) -> Result<&'t 
     }
 }
 
-fn named_terms<'a>(env: Env<'a>, terms: impl Iterator<Item = (op::Name, Term<'a>)>) -> Term<'a> {
+/// A map of tensors by name.
+pub fn named_terms<'a>(env: Env<'a>, terms: impl Iterator<Item = (op::Name, Term<'a>)>) -> Term<'a> {
     let pairs: Vec<(Term, Term)> = terms.map(|(name, term)| (name.as_ref().encode(env), term)).collect();
     Term::map_from_pairs(env, &pairs).expect("distinct names")
 }

@@ -13,6 +13,7 @@ mod kernels;
 mod named;
 mod options;
 mod packed;
+mod parts;
 pub mod pattern;
 mod shape;
 
@@ -25,6 +26,7 @@ pub use host::run_host;
 pub use named::{Name, Named, named};
 pub use options::{NoOptions, OptionDoc, OptionInfo, Options, Range, Takes};
 pub use packed::{CU_SEQLENS, Packed};
+pub use parts::{Parts, lanes_of_parts, of_part};
 pub use pattern::Pattern;
 pub use shape::Sizes;
 

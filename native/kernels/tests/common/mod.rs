@@ -10,6 +10,7 @@ pub mod gated_delta_rule;
 pub mod linear_attention;
 pub mod on_device;
 pub mod packed;
+pub mod parts;
 pub mod quant;
 pub mod recurrences;
 pub mod scan_on_device;

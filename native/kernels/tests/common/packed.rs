@@ -2,6 +2,7 @@
 
 use super::check::{backward_inputs, inputs, noise};
 use super::{gated_delta_rule, linear_attention, part, ssd, transposed, with, without};
+use ndarray::ArrayD;
 use sidewinder_kernels::op::{CU_SEQLENS, Differentiable, Named, Packed};
 use sidewinder_kernels::ops::attention;
 use sidewinder_kernels::ops::causal_conv1d::CausalConv1d;
@@ -11,6 +12,7 @@ use sidewinder_kernels::ops::scan::linear_scan::LinearScan;
 use sidewinder_kernels::ops::scan::selective_scan::SelectiveScan;
 use sidewinder_kernels::ops::scan::ssd::Ssd;
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec};
+use std::borrow::Borrow;
 
 /// Lengths of the packed sequences: empty ones, and those at the ends of blocks of kernels.
 pub const LENGTHS: [usize; 8] = [0, 3, 1, 63, 64, 0, 65, 0];
@@ -239,6 +241,21 @@ pub fn separately(
         start += length;
     }
     results
+}
+
+/// The results of all sequences, from those of each: one after the other along their axis, or their sum.
+pub fn joint<T: Borrow<Owned>>(name: &str, parts: &[T], spec: Spec, shared: &[&str]) -> Owned {
+    let parts: Vec<ArrayD<f64>> = parts.iter().map(|part| part.borrow().view().to_f64()).collect();
+    let joint = match axis(name, shared) {
+        Some(axis) => {
+            let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+            ndarray::concatenate(ndarray::Axis(axis), &views).unwrap()
+        }
+        None => parts.into_iter().reduce(|sum, part| sum + part).unwrap(),
+    };
+    assert_eq!(joint.shape(), &spec.shape[..], "{name}");
+    let mut values = joint.iter();
+    Owned::from_fn(spec, |_| *values.next().unwrap())
 }
 
 /// The axis of sequences of a tensor: 0 of states, 1 or 2 of steps, none of what sequences share.

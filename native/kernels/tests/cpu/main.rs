@@ -30,6 +30,7 @@ mod norm;
 mod op;
 mod op_table;
 mod packed;
+mod parts;
 mod rope;
 mod scratch;
 mod selective_scan;

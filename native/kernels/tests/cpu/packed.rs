@@ -3,8 +3,7 @@
 use crate::attention::gradients_agree;
 use crate::common;
 use crate::common::check;
-use crate::common::packed::{self, Visit, WRONG, axis, five_steps};
-use ndarray::ArrayD;
+use crate::common::packed::{self, Visit, WRONG, five_steps};
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::error::{Error, Kind};
 use sidewinder_kernels::op::{Backward, CU_SEQLENS, Differentiable, Named, Op, Packed, about, specs};
@@ -25,26 +24,12 @@ impl Separately {
             let got = common::run::<Packed<O>>(options, &inputs, &exec).unwrap();
             let expected = packed::separately(&inputs, shared, |one| common::run::<O>(options, one, &exec).unwrap());
             for (name, parts) in expected.iter() {
-                let joint = joint(name, parts, got.get(name).unwrap().spec(), shared);
+                let joint = packed::joint(name, parts, got.get(name).unwrap().spec(), shared);
                 let bits = [got.get(name).unwrap(), &joint].map(|tensor| tensor.view().bytes().to_vec());
                 assert!(bits[0] == bits[1], "{name} of {} {dtype} {}", O::NAME, level.name());
             }
         }
     }
-}
-
-fn joint(name: &str, parts: &[Owned], spec: Spec, shared: &[&str]) -> Owned {
-    let parts: Vec<ArrayD<f64>> = parts.iter().map(|part| part.view().to_f64()).collect();
-    let joint = match axis(name, shared) {
-        Some(axis) => {
-            let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
-            ndarray::concatenate(ndarray::Axis(axis), &views).unwrap()
-        }
-        None => parts.into_iter().reduce(|sum, part| sum + part).unwrap(),
-    };
-    assert_eq!(joint.shape(), &spec.shape[..], "{name}");
-    let mut values = joint.iter();
-    Owned::from_fn(spec, |_| *values.next().unwrap())
 }
 
 impl Visit for Separately {

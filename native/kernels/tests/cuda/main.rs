@@ -24,6 +24,7 @@ mod memory;
 mod mmrec_block;
 mod ops;
 mod packed;
+mod parts;
 mod quant_blocks;
 mod recurrence;
 mod runtime;

@@ -1,6 +1,7 @@
 //! Memory on a device, with the type and shape of its contents.
 
 use super::device::Device;
+use super::event::Event;
 use super::lane::Clock;
 use crate::error::{Error, Kind, Result};
 use crate::tensor::{Described, Spec};
@@ -31,9 +32,12 @@ struct Memory {
 }
 
 /// The memory is in use until `lane` has passed point `until` of its work.
-struct Use {
-    lane: Arc<Clock>,
+#[derive(Clone)]
+pub(in crate::cuda) struct Use {
+    pub(in crate::cuda) lane: Arc<Clock>,
     until: u64,
+    /// The end of that use, where the lane has told it.
+    pub(in crate::cuda) end: Option<Arc<Event>>,
 }
 
 impl Buffer {
@@ -96,22 +100,30 @@ impl Buffer {
         self.address
     }
 
-    /// Records that `lane` uses the buffer up to its point `until`. Returns the lanes whose earlier work on the buffer
-    /// is not known to be done.
-    pub(in crate::cuda) fn note(&self, lane: &Arc<Clock>, until: u64) -> Vec<Arc<Clock>> {
+    /// Records that `lane` uses the buffer up to its point `until`. Returns the earlier uses by other lanes that are not
+    /// known to be over.
+    pub(in crate::cuda) fn note(&self, lane: &Arc<Clock>, until: u64) -> Vec<Use> {
         if self.memory.lane.is_some() {
             return Vec::new();
         }
         let mut uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses.retain(|one| !Arc::ptr_eq(&one.lane, lane) && !one.lane.passed(one.until));
-        let others = uses.iter().map(|one| one.lane.clone()).collect();
-        uses.push(Use { lane: lane.clone(), until });
+        let others = uses.clone();
+        uses.push(Use { lane: lane.clone(), until, end: None });
         others
     }
 
-    /// Never frees the memory, for work whose completion cannot be observed. Returns the lanes whose earlier work on
-    /// the buffer is not known to be done.
-    pub(in crate::cuda) fn keep(&self) -> Vec<Arc<Clock>> {
+    /// Records that the use of the buffer by `lane` so far ends with this event.
+    pub(in crate::cuda) fn note_end(&self, lane: &Arc<Clock>, end: Event) {
+        let mut uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = uses.iter_mut().find(|one| Arc::ptr_eq(&one.lane, lane)) {
+            own.end = Some(Arc::new(end));
+        }
+    }
+
+    /// Never frees the memory, for work whose completion cannot be observed. Returns the earlier uses that are not known
+    /// to be over.
+    pub(in crate::cuda) fn keep(&self) -> Vec<Use> {
         if self.memory.lane.is_some() {
             return Vec::new();
         }
@@ -119,7 +131,7 @@ impl Buffer {
             std::mem::forget(self.memory.clone());
         }
         let uses = self.memory.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses.iter().filter(|one| !one.lane.passed(one.until)).map(|one| one.lane.clone()).collect()
+        uses.iter().filter(|one| !one.lane.passed(one.until)).cloned().collect()
     }
 }
 

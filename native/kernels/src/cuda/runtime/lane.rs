@@ -4,7 +4,7 @@ mod copies;
 mod scratch;
 
 use self::scratch::{KEPT_SCRATCH, Scratch};
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Use};
 use super::device::Device;
 use super::event::{Event, Mark};
 use super::graph::{self, Relaxed};
@@ -29,6 +29,7 @@ pub struct Lane {
     core: Option<RefCell<Core>>,
     clock: Arc<Clock>,
     tf32: bool,
+    states_first: bool,
     recording: Cell<bool>,
     /// Whether the stream belongs to another library.
     guest: bool,
@@ -145,6 +146,7 @@ impl Lane {
             clock: core.clock.clone(),
             core: Some(RefCell::new(core)),
             tf32: false,
+            states_first: false,
             recording: Cell::new(false),
             guest: false,
             captured: None,
@@ -184,6 +186,18 @@ impl Lane {
         self
     }
 
+    /// Makes ops over sequences write the states at their ends before all other outputs where they can, and ask as late as
+    /// they can for those that they start from: for parts of a sequence on several devices. They need more work for it.
+    pub(crate) fn states_first(mut self) -> Lane {
+        self.states_first = true;
+        self
+    }
+
+    /// Whether [`Lane::states_first`] was called.
+    pub(crate) fn gives_states_first(&self) -> bool {
+        self.states_first
+    }
+
     /// The lane's device.
     pub fn device(&self) -> &Device {
         &self.device
@@ -221,13 +235,13 @@ impl Lane {
         }
         for other in self.note(buffer) {
             // A captured graph cannot wait for an event from outside it.
-            if self.captured.is_some() { other.synchronize()? } else { self.wait_for(&other)? }
+            if self.captured.is_some() { other.lane.synchronize()? } else { self.wait_for(&other)? }
         }
         Ok(buffer.address())
     }
 
-    /// Records that the next work uses the buffer. Returns the lanes that this work must wait for.
-    fn note(&self, buffer: &Buffer) -> Vec<Arc<Clock>> {
+    /// Records that the next work uses the buffer. Returns the uses that this work must wait for.
+    fn note(&self, buffer: &Buffer) -> Vec<Use> {
         if self.guest {
             return buffer.keep();
         }
@@ -235,10 +249,27 @@ impl Lane {
         buffer.note(&self.clock, until)
     }
 
-    /// Queues a wait for all work of another lane so far, which may be one of another device.
-    fn wait_for(&self, other: &Clock) -> Result<()> {
-        let event = Event::new(&other.device, false)?;
-        event.record(other.stream)?;
+    /// Tells that the work queued so far is this lane's last on the buffer, until it asks for the address again. Work of
+    /// other lanes on the buffer then waits for this point only, and not for what this lane does next.
+    pub fn finished(&self, buffer: &Buffer) -> Result<()> {
+        let end = Event::new(&self.device, false)?;
+        end.record(self.stream())?;
+        buffer.note_end(&self.clock, end);
+        Ok(())
+    }
+
+    /// Queues a wait for the end of a use by another lane, which may be one of another device: for all its work so far,
+    /// unless it told the end.
+    fn wait_for(&self, other: &Use) -> Result<()> {
+        let clock = &other.lane;
+        let event = match &other.end {
+            Some(end) => end.clone(),
+            None => {
+                let now = Event::new(&clock.device, false)?;
+                now.record(clock.stream)?;
+                Arc::new(now)
+            }
+        };
         self.device.bind()?;
         // SAFETY: both handles are alive, and a destroyed event still ends the wait.
         self.device.answer(unsafe { sys::cuStreamWaitEvent(self.stream(), event.handle(), 0) }, "cuStreamWaitEvent")

@@ -1,5 +1,6 @@
 //! Recurrences along a sequence.
 
+mod border;
 pub mod cumulative;
 pub mod gated_delta_rule;
 pub mod linear_attention;

@@ -2,6 +2,7 @@
 // state starts from the initial state, and those of the others from zeros; a segment takes a state S to M S plus its own. In
 // REVERSE, cotangents of states from the last segment to the first, by M'. A thread has EACH columns of a key's row of a
 // state; those of a sequence's first segment go through all of them.
+//   STATES_FIRST   whether all segments start from zeros, and the last state (in REVERSE the first cotangent) is written
 
 constexpr int EACH = 8, COLUMNS = THREADS / KEYS * EACH;
 
@@ -27,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_carry(Params 
     extern __shared__ __align__(16) float transition[]; // M', or in REVERSE M: its columns are rows of the product
     __shared__ __align__(16) float states[KEYS][COLUMNS];
     Part part(p, blockIdx.x / p.blocks);
-    if (part.segment > 0 || part.segments == 1) return;
+    if (part.segment > 0 || (part.segments == 1 && !STATES_FIRST)) return;
     int key = threadIdx.x % KEYS, own = threadIdx.x / KEYS * EACH, column = blockIdx.x % p.blocks * COLUMNS + own;
     bool there = key < p.keys && column < p.values;
     i64 place = (i64)key * p.values + column;
@@ -35,22 +36,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_carry(Params 
     auto of_turn = [&](int turn) { return part.id + (i64)p.heads * (REVERSE ? part.segments - 1 - turn : turn); };
     Row carry = {};
     if (there && initial) carry.load(initial + part.state(p) + place);
+    // The end of the first segment starts from `initial` already, and nothing follows the last one.
+    auto moves = [&](int turn) { return STATES_FIRST || (turn > 0 && turn < part.segments - 1); };
+    if (moves(0)) fetch(transition, p, of_turn(0));
 #pragma unroll 1
     for (int turn = 0; turn < part.segments; turn++) {
         float* start = p.starts + of_turn(turn) * p.size + place;
-        bool is_last = turn == part.segments - 1;
         Row end = {};
-        if (there && !is_last) end.load(start);
+        if (there && (STATES_FIRST || turn < part.segments - 1)) end.load(start);
         if (there) carry.store(start);
         carry.store(&states[key][own]);
         copied<0>();
         __syncthreads();
-        // The end of the first one starts from `initial` already.
-        for (int other = 0; turn > 0 && !is_last && there && other < p.keys; other++)
+        for (int other = 0; moves(turn) && there && other < p.keys; other++)
             for (int i = 0; i < EACH; i++)
                 end.of[i] = fmaf(transition[other * p.keys + key], states[other][own + i], end.of[i]);
         carry = end;
         __syncthreads();
-        if (turn + 2 < part.segments) fetch(transition, p, of_turn(turn + 1));
+        if (turn + 1 < part.segments && moves(turn + 1)) fetch(transition, p, of_turn(turn + 1));
     }
+    float* last = REVERSE ? p.dinitial : p.last;
+    if (STATES_FIRST && there && last) carry.store(last + part.state(p) + place);
 }

@@ -1,6 +1,7 @@
 // The recurrence over chunks on tensor cores.
 //   WRITES   OUTPUTS: y and the last state; STATES: states before chunks, and U by the delta rule; ENDS: by the delta rule
 //            states at the ends of segments that start from zeros, and the transitions of segments
+//   STATES_FIRST   whether ENDS does so for all segments, else for those that others need
 // Limit: the products of a chunk wait for each other, by the delta rule four.
 
 enum { OUTPUTS, STATES, ENDS };
@@ -61,7 +62,7 @@ __device__ __forceinline__ void advance(State& state, Shared& shared, Stage& sta
 // A block of ENDS has columns of values, or as many of the keys of the segment's transition M: it takes a state S to M S,
 // plus what its own steps give. M is what the delta rule makes of I without values.
 __device__ __forceinline__ void begin_end(State& state, const Params& p, const Part& part, bool transition) {
-    if (!transition) return begin_alone(state, p.initial, part.segment == 0, p, part);
+    if (!transition) return begin_alone(state, STATES_FIRST ? nullptr : p.initial, part.segment == 0, p, part);
     clear(state);
     each_of_state(state, p, [&](float* pair, i64 at) {
         int key = at / p.values, column = at % p.values;
@@ -86,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_chunked(Param
     Part part = part_of_block(p);
     bool transition = WRITES == ENDS && is_transition(p);
     // Nothing follows the last segment, and the first starts from a known state.
-    if (WRITES == ENDS && (part.segment == part.segments - 1 || (transition && part.segment == 0))) return;
+    if (WRITES == ENDS && !STATES_FIRST && (part.segment == part.segments - 1 || (transition && part.segment == 0))) return;
     if (transition) p.v = nullptr, p.values = p.keys;
     Chunk at = first_chunk(p, part, false);
     if (at.index < part.last) fetch(shared.stages[at.index % 2], p.v, p, at);

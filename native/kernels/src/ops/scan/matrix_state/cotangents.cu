@@ -61,11 +61,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_cotangents(Pa
     extern __shared__ __align__(16) unsigned char memory[];
     Shared& shared = *(Shared*)memory;
     Part part = part_of_block(p);
-    if (ENDS && part.segment == 0) return; // nothing precedes it
+    if (ENDS && !STATES_FIRST && part.segment == 0) return; // nothing precedes it
     Chunk at = first_chunk(p, part, true);
     if (at.index >= part.first) fetch(shared.stages[at.index % 2], p.dy, p, at);
     State state;
-    if (ENDS) begin_alone(state, p.dlast, part.segment == part.segments - 1, p, part);
+    if (ENDS) begin_alone(state, STATES_FIRST ? nullptr : p.dlast, part.segment == part.segments - 1, p, part);
     else begin(state, p.dlast, p, part);
 #pragma unroll 1
     for (; at.index >= part.first; at.index--) {

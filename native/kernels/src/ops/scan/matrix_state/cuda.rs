@@ -8,6 +8,7 @@ use super::{EPS, Form, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, params, types};
 use crate::error::{Error, Kind, Result};
 use crate::op::Named;
+use crate::ops::scan::border::Border;
 use crate::ops::scan::sequences::{self, Sequences};
 use crate::tensor::DType;
 pub use backward::{backward, backward_packed};
@@ -96,7 +97,7 @@ pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buff
     let call = Call::new(problem, inputs, outputs, lane)?;
     match Chunked::of(call, call.of_batch()) {
         Some(chunked) => chunked?.forward(),
-        None => call.columns(Wanted::Outputs),
+        None => call.with_first_states()?.columns(Wanted::Outputs),
     }
 }
 
@@ -117,6 +118,8 @@ pub fn forward_packed(
 pub struct Call<'a> {
     problem: &'a Problem,
     lane: &'a Lane,
+    /// The states at both ends, and their cotangents.
+    borders: [Border<'a>; 2],
     params: Params,
 }
 
@@ -132,11 +135,11 @@ pub enum Wanted {
 }
 
 impl<'a> Call<'a> {
-    /// Takes the addresses of the call's tensors.
+    /// Takes the addresses of the call's tensors, but for [`Call::with_first_states`].
     pub fn new(
         problem: &'a Problem,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
+        inputs: &Named<&'a Buffer>,
+        outputs: &Named<&'a Buffer>,
         lane: &'a Lane,
     ) -> Result<Call<'a>> {
         let from = |name| inputs.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
@@ -149,8 +152,6 @@ impl<'a> Call<'a> {
             beta: from("beta")?,
             dy: from("dy")?,
             g: from("g")?,
-            initial: from("initial_state")?,
-            dlast: from("dlast_state")?,
             y: to("y")?,
             last: to("last_state")?,
             dq: to("dq")?,
@@ -172,7 +173,16 @@ impl<'a> Call<'a> {
             scale: problem.scale,
             ..Params::default()
         };
-        Ok(Call { problem, lane, params })
+        let borders = [false, true].map(|reverse| Border::new(inputs, outputs, reverse));
+        let call = Call { problem, lane, borders, params };
+        if lane.gives_states_first() { Ok(call) } else { call.with_first_states() }
+    }
+
+    /// Takes the addresses of the states that sequences start from.
+    fn with_first_states(mut self) -> Result<Call<'a>> {
+        let [initial, dlast] = self.borders.map(|border| border.first(self.lane));
+        (self.params.initial, self.params.dlast) = (initial?, dlast?);
+        Ok(self)
     }
 
     /// The sequences of a call that is not packed.

@@ -1,5 +1,6 @@
 // States at the ends of segments, starting from zeros, or in REVERSE cotangents of states at their starts; those of a
 // sequence's first segment, in REVERSE the last, start from where the sequence does. Also the decays of segments.
+//   STATES_FIRST   whether all segments start from zeros
 // Limit: memory, since keys and values pass through it once.
 
 // What a chunk adds to the state: k and v, or q and dy.
@@ -22,11 +23,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_state_ends(Params p
     extern __shared__ __align__(16) unsigned char memory[];
     Inputs* stages = (Inputs*)memory;
     Part part = part_of_block(p);
-    if (part.segments == 1) return;
+    if (part.segments == 1 && !STATES_FIRST) return;
     Chunk at = first_chunk(p, part, REVERSE);
     fetch(stages[0], p, at);
     State state;
-    begin_alone(state, REVERSE ? p.dlast : p.initial, part.segment == (REVERSE ? part.segments - 1 : 0), p, part);
+    begin_alone(state, STATES_FIRST ? nullptr : REVERSE ? p.dlast : p.initial, part.segment == (REVERSE ? part.segments - 1 : 0), p, part);
     float sum = 0;
     int key = BY_KEY ? threadIdx.x : 0; // a thread for each decay
 #pragma unroll 1

@@ -59,6 +59,7 @@ __device__ __forceinline__ void walk(const Chunks& of, REAL carry, REAL a, i64 n
             *place[s] = BACK ? before : carry;
         }
     }
+    if (BACK && p.dinitial_state) p.dinitial_state[of.of_state(p.first_state + n)] = carry;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) compose(const __grid_constant__ Compose p) {

@@ -7,6 +7,7 @@ use super::{Form, Problem};
 use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::border::Border;
 use crate::ops::scan::sequences::{CHUNK, MOST_STEPS, Sequences, Table};
 use crate::tensor::{DType, Spec};
 pub use backward::{BackwardPlan, backward, backward_as, backward_packed};
@@ -23,6 +24,9 @@ const FORWARD: Source<Params<()>> = Source::new(
         include_str!("forward.cu")
     ),
 );
+
+const LAST: Source<Params<()>> =
+    Source::new("selective_scan_last", concat!(include_str!("common.cu"), include_str!("last.cu")));
 
 /// CUDA's limit on a grid's second and third size; the first is 2^31 - 1.
 const MOST_ROWS: usize = 65535;
@@ -126,7 +130,7 @@ params! {
         y: u64 as "STORAGE*",
         last_state: u64 as "REAL*",
         states: u64 as "REAL*",
-        // End states and sums of delta of all chunks but the last, (chunks - 1, B, D, N) and (chunks - 1, B, D).
+        // End states and sums of delta of the first `end_chunks` chunks, (chunks, B, D, N) and (chunks, B, D).
         ends: u64 as "REAL*",
         sums: u64 as "REAL*",
         // Sums of y over the slabs of states before this one, (B, L, D).
@@ -147,6 +151,7 @@ params! {
         // Steps per chunk, a multiple of the tile, and the number of chunks.
         chunk: i64,
         chunks: i64,
+        end_chunks: i64,
         first_state: i64,
         // The number of sections, and of blocks in each.
         sections: u32,
@@ -163,11 +168,12 @@ struct Call<'a, R> {
     scan: &'a Scan<'a>,
     problem: &'a Problem,
     lane: &'a Lane,
+    border: Border<'a>,
     params: Params<R>,
 }
 
 impl<'a, R: Copy + Default> Call<'a, R> {
-    fn new(scan: &'a Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+    fn new(scan: &'a Scan, inputs: &Named<&'a Buffer>, outputs: &Named<&'a Buffer>, lane: &'a Lane) -> Result<Self> {
         let problem = &scan.problem;
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let wanted = |name, wanted: bool| if wanted { at(outputs, name) } else { Ok(0) };
@@ -181,7 +187,6 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             a: at(inputs, "A")?,
             d: at(inputs, "D")?,
             dt_bias: at(inputs, "dt_bias")?,
-            initial_state: at(inputs, "initial_state")?,
             y: at(outputs, "y")?,
             last_state: wanted("last_state", problem.options.return_state)?,
             states: wanted("states", problem.options.return_states)?,
@@ -195,7 +200,7 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             share_c: (problem.channels / groups_c) as i64,
             ..Params::default()
         };
-        Ok(Call { scan, problem, lane, params })
+        Ok(Call { scan, problem, lane, border: Border::new(inputs, outputs, false), params })
     }
 
     /// Launches one slab of states after another: registers do not hold all of them.
@@ -210,33 +215,60 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let way = |slab| Way::choose(self.scan, most.min(state - slab * most), slabs > 1, processors, plan);
         let ways: Vec<Way> = (0..slabs).map(way).collect();
         let partial = if slabs > 1 { self.scan.sequences.steps() * channels } else { 0 };
-        let cuts = ways.iter().map(|way| way.cut_states(self.problem)).max().unwrap_or(0);
+        let states_first = self.lane.gives_states_first() && self.params.last_state != 0;
+        let ended = |way: &Way| if states_first { way.chunks } else { way.chunks - 1 };
+        let cuts = ways.iter().map(|way| ended(way) * way.end_elements(self.problem)).max().unwrap_or(0);
         let at = self.lane.scratch(Spec::new(dtype.wide(), &[partial + cuts])?.bytes())?;
         let after = |elements: usize| at + (elements * dtype.wide().size()) as u64;
         self.params.partial = at;
         let table = self.scan.table(ways[0].round(self.problem, processors), self.lane)?;
         self.params.sequences = table.sequences;
         for (slab, way) in ways.iter().enumerate() {
-            let ends = way.cuts() * batch * channels * way.states;
+            let ends = ended(way) * batch * channels * way.states;
+            self.params.end_chunks = ended(way) as i64;
             (self.params.ends, self.params.sums) = (after(partial), after(partial + ends));
             self.params.first_state = (slab * most) as i64;
             (self.params.first_slab, self.params.last_slab) = ((slab == 0) as i32, (slab + 1 == slabs) as i32);
-            self.slab(way)?;
+            self.slab(way, states_first)?;
         }
         Ok(())
     }
 
-    /// One launch, or two where time is cut into chunks: the first computes the states at the ends of chunks.
-    fn slab(&mut self, way: &Way) -> Result<()> {
+    /// One launch, or two where time is cut into chunks: the first computes the states at the ends of chunks, all but the
+    /// last, whose end state no other chunk needs. With `states_first` also that, and the last state from them.
+    fn slab(&mut self, way: &Way, states_first: bool) -> Result<()> {
         self.params.section = way.section as i64;
         self.params.chunk = way.chunk as i64;
         self.params.chunks = way.chunks as i64;
         self.params.sections = grid_size(self.problem.channels / way.section)?;
         self.params.section_blocks = grid_size(way.section_blocks())?;
-        if way.cuts() > 0 {
-            self.launch(way, Pass::Ends, way.cuts())?;
+        let ended = self.params.end_chunks as usize;
+        if ended > 0 {
+            self.launch(way, Pass::Ends, ended)?;
         }
-        self.launch(way, Pass::Results, way.chunks)
+        self.params.initial_state = self.border.first(self.lane)?;
+        if !states_first {
+            return self.launch(way, Pass::Results, way.chunks);
+        }
+        self.last(way)?;
+        let last_state = std::mem::take(&mut self.params.last_state);
+        self.launch(way, Pass::Results, way.chunks)?;
+        self.params.last_state = last_state;
+        Ok(())
+    }
+
+    /// Queues the last states from those at the ends of chunks.
+    fn last(&self, way: &Way) -> Result<()> {
+        let (threads, states) = (256, self.problem.batch * self.problem.channels * way.states);
+        if states == 0 {
+            return self.border.written(self.lane);
+        }
+        let options = format!("{} -DN={} -DK=1 -DP={1} -DTHREADS={threads}", types(self.problem.dtype), way.states);
+        let kernel = self.lane.device().kernel(&LAST, &options)?;
+        let grid = [grid_size(states.div_ceil(threads))?, 1, 1];
+        // SAFETY: as below.
+        unsafe { self.lane.launch(&kernel, grid, threads as u32, &self.params)? };
+        self.border.written(self.lane)
     }
 
     fn launch(&self, way: &Way, pass: Pass, chunks: usize) -> Result<()> {

@@ -95,8 +95,7 @@ struct Scan {
 
     __device__ __forceinline__ Scan(const Params& p, Shared& shared) : p(p), shared(shared) {
         unsigned block = blockIdx.x, section = 0;
-        // The first pass skips the last chunk, whose end state no other chunk needs.
-        unsigned runs = ENDS ? p.chunks - 1 : p.chunks;
+        unsigned runs = ENDS ? p.end_chunks : p.chunks;
         batch = blockIdx.z * (i64)gridDim.y + blockIdx.y;
         if (PACKED) {
             // Blocks past the last sequence return once this is done.

@@ -1,6 +1,7 @@
 // States before chunks, or in REVERSE cotangents of states after chunks, from the last chunk to the first; the formulas
 // are in cuda/chunks/forward.rs and cuda/chunks/gradient.rs.
 //   EACH   whether to write those of each chunk, rounded to storage, or those at the ends of segments
+//   STATES_FIRST   whether all segments have such an end, and start from zeros
 
 constexpr bool GATED = REVERSE && GATE;
 
@@ -49,10 +50,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ssd_states(Params p) {
     Stage* stages = (Stage*)memory;
     STORAGE* states = (STORAGE*)(stages + 2);
     Part at(p, blockIdx.x);
-    if (!EACH && at.segments == 1) return;
+    if (!EACH && at.segments == 1 && !STATES_FIRST) return;
     bool is_first = at.segment == (REVERSE ? at.segments - 1 : 0);
     bool is_last = at.segment == (REVERSE ? 0 : at.segments - 1);
-    const float* initial = REVERSE ? p.dlast : p.initial;
+    const float* initial = !EACH && STATES_FIRST ? nullptr : REVERSE ? p.dlast : p.initial;
     auto chunk = [&](int turn) { return REVERSE ? at.last - 1 - turn : at.first + turn; };
     if (at.first < at.last) fetch(stages[0], p, at, chunk(0));
     State state;

@@ -46,10 +46,11 @@ const MOST_PARTS: usize = 4;
 
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-    let mut call = Call::new(problem, inputs, outputs, lane)?;
+    let call = Call::new(problem, inputs, outputs, lane)?;
     if let Some(chunked) = Chunked::of(call, call.of_batch()) {
         return chunked?.backward();
     }
+    let mut call = call.with_first_states()?;
     let rows = Rows::new(problem);
     let temporary = Temporary::new(&call, &rows)?;
     temporary.show(&mut call, &rows)?;

@@ -123,7 +123,7 @@ impl<'a> Chunked<'a> {
         let is_cut = segments(&self.call, &sequences) > 1;
         let each = if is_cut { chunks.div_ceil(wanted.max(1)).max(LEAST_CHUNKS) } else { chunks };
         let (table, segments) = (sequences.table(each, usize::MAX, lane)?, sequences.segments(each));
-        let held = if segments > sequences.count() { segments * heads } else { 0 };
+        let held = if self.has_starts(segments) { segments * heads } else { 0 };
         let numbers = |of: usize| Spec::new(DType::F32, &[held, of]);
         let (size, decays) = (self.call.problem.state(), self.call.problem.decays());
         let transition = if form == Form::Delta { keys * keys } else { 0 };
@@ -143,6 +143,11 @@ impl<'a> Chunked<'a> {
         };
         self.temporary.extend(table.memory);
         Ok(())
+    }
+
+    /// Whether states at the starts of segments are computed beforehand.
+    fn has_starts(&self, segments: usize) -> bool {
+        self.call.lane.gives_states_first() || segments > self.sequences.count()
     }
 
     /// The columns of a block, or `None` where the kernels do not support the call: the most that leave few
@@ -170,7 +175,7 @@ impl<'a> Chunked<'a> {
     }
 
     /// Queues the op.
-    pub fn forward(&self) -> Result<()> {
+    pub fn forward(mut self) -> Result<()> {
         self.inner()?;
         self.starts(false)?;
         self.pass(Writes::Outputs)
@@ -196,35 +201,51 @@ impl<'a> Chunked<'a> {
 
     /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where some sequence
     /// has several segments.
-    fn starts(&self, reverse: bool) -> Result<()> {
-        let Call { problem, lane, params } = &self.call;
-        if params.all_segments as usize == self.sequences.count() {
+    fn starts(&mut self, reverse: bool) -> Result<()> {
+        if !self.has_starts(self.call.params.all_segments as usize) {
             return Ok(());
         }
-        if problem.form == Form::Delta {
-            return self.starts_by_delta(reverse);
+        self.ends(reverse)?;
+        let (lane, border) = (self.call.lane, self.call.borders[usize::from(reverse)]);
+        let params = &mut self.call.params;
+        *if reverse { &mut params.dlast } else { &mut params.initial } = border.first(lane)?;
+        self.carry(reverse)?;
+        if lane.gives_states_first() {
+            border.written(lane)?;
+            let params = &mut self.call.params;
+            *if reverse { &mut params.dinitial } else { &mut params.last } = 0;
         }
-        let reverse = format!("-DREVERSE={}", u32::from(reverse));
-        let shared = ends_shared(problem.form, problem.keys, self.width);
-        self.states(&ENDS, &format!("-DQUERIES=1 {reverse}"), shared, params)?;
-        let options = format!("{} {} {reverse}", self.call.options(), self.sequences.option());
-        let kernel = lane.device().kernel(&CARRY, &options)?;
-        // SAFETY: as below; `starts` and `totals` are allocated for these segments.
-        unsafe { launch_each(lane, &kernel, params.all_segments as usize * problem.heads * problem.state(), params) }
+        Ok(())
     }
 
-    /// [`Chunked::starts`] by the delta rule.
-    fn starts_by_delta(&self, reverse: bool) -> Result<()> {
-        let Call { problem: Problem { heads, keys, values, .. }, params, .. } = &self.call;
-        if reverse {
-            self.cotangents(true)?;
-        } else {
-            self.pass(Writes::Ends)?;
+    /// Queues the states at the ends of segments that start from zeros, and the decays or transitions of segments.
+    fn ends(&self, reverse: bool) -> Result<()> {
+        let Call { problem, params, .. } = &self.call;
+        if problem.form != Form::Delta {
+            let shared = ends_shared(problem.form, problem.keys, self.width);
+            let options = format!("-DQUERIES=1 -DREVERSE={} {}", u32::from(reverse), self.states_first(true));
+            return self.states(&ENDS, &options, shared, params);
         }
-        let columns = THREADS / padded(*keys) * UNIT;
+        if reverse { self.cotangents(true) } else { self.pass(Writes::Ends) }
+    }
+
+    /// Queues the states at the starts of segments, from those at their ends.
+    fn carry(&self, reverse: bool) -> Result<()> {
+        let Call { problem, lane, params, .. } = &self.call;
+        let Problem { heads, keys, values, form, .. } = **problem;
+        if form != Form::Delta {
+            let (call, sequences) = (self.call.options(), self.sequences.option());
+            let options = format!("{call} {sequences} -DREVERSE={} {}", u32::from(reverse), self.states_first(true));
+            let kernel = lane.device().kernel(&CARRY, &options)?;
+            // SAFETY: as below; `starts` and `totals` are allocated for these segments.
+            return unsafe {
+                launch_each(lane, &kernel, params.all_segments as usize * heads * problem.state(), params)
+            };
+        }
+        let columns = THREADS / padded(keys) * UNIT;
         let params = Params { blocks: values.div_ceil(columns) as i32, ..*params };
         let blocks = params.all_segments as usize * heads * params.blocks as usize;
-        let options = format!("-DWIDTH={} -DREVERSE={}", self.width, u32::from(reverse));
+        let options = format!("-DWIDTH={} -DREVERSE={} {}", self.width, u32::from(reverse), self.states_first(true));
         self.launch(&CARRY_BY_DELTA, &options, [THREADS, blocks, 4 * keys * keys], &params)
     }
 
@@ -234,7 +255,8 @@ impl<'a> Chunked<'a> {
         let (name, queries) = (writes.name(), writes == Writes::Outputs);
         let of_transition = if writes == Writes::Ends { keys.div_ceil(self.width) } else { 0 };
         let params = Params { blocks: self.call.params.of_values + of_transition as i32, ..self.call.params };
-        let options = format!("-DWRITES={name} -DQUERIES={}", u32::from(queries));
+        let states_first = self.states_first(writes == Writes::Ends);
+        let options = format!("-DWRITES={name} -DQUERIES={} {states_first}", u32::from(queries));
         self.states(&CHUNKED, &options, shared(form, keys, self.width, queries), &params)
     }
 
@@ -248,6 +270,11 @@ impl<'a> Chunked<'a> {
             _ => *params,
         };
         self.launch(source, &format!("-DWIDTH={} {options}", self.width), [THREADS, blocks, shared], &params)
+    }
+
+    /// The compiler option of kernels that go through segments; only a pass of `ends` depends on it.
+    fn states_first(&self, ends: bool) -> String {
+        format!("-DSTATES_FIRST={}", u32::from(ends && self.call.lane.gives_states_first()))
     }
 
     /// Queues blocks of a kernel that uses `shared` bytes of shared memory.

@@ -8,6 +8,7 @@ use super::{Scan, given, groups};
 use crate::cuda::{Buffer, Kernel, Lane, Source, grid_size, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::border::Border;
 use crate::ops::scan::sequences::{CHUNK, Table};
 use crate::tensor::{DType, Spec};
 pub use plan::BackwardPlan;
@@ -158,6 +159,7 @@ params! {
         a: u64 as "const REAL*",
         initial_state: u64 as "const REAL*",
         dlast_state: u64 as "const REAL*",
+        dinitial_state: u64 as "REAL*", // where states come first
         // As in backward.cu.
         bounds: u64 as "REAL*",
         adjoints: u64 as "REAL*",
@@ -212,6 +214,7 @@ struct Call<'a, R> {
     scan: &'a Scan<'a>,
     problem: &'a Problem,
     lane: &'a Lane,
+    border: Border<'a>,
     params: Params<R>,
     /// The memory of `params.sequences`.
     _table: Table,
@@ -222,7 +225,7 @@ struct Call<'a, R> {
 }
 
 impl<'a, R: Copy + Default> Call<'a, R> {
-    fn new(scan: &'a Scan, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &'a Lane) -> Result<Self> {
+    fn new(scan: &'a Scan, inputs: &Named<&'a Buffer>, outputs: &Named<&'a Buffer>, lane: &'a Lane) -> Result<Self> {
         let (problem, table) = (&scan.problem, scan.table(usize::MAX, lane)?);
         let at = |tensors: &Named<&Buffer>, name| tensors.find(name).map_or(Ok(0), |buffer| lane.address(buffer));
         let (groups_b, groups_c) = (groups(problem.b), groups(problem.c));
@@ -237,14 +240,12 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             d: at(inputs, "D")?,
             dt_bias: at(inputs, "dt_bias")?,
             initial_state: at(inputs, "initial_state")?,
-            dlast_state: at(inputs, "dlast_state")?,
             dstates: at(inputs, "dstates")?,
             dx: at(outputs, "dx")?,
             ddt: at(outputs, "ddt")?,
             dz: at(outputs, "dz")?,
             db: at(outputs, "dB")?,
             dc: at(outputs, "dC")?,
-            dinitial_state: at(outputs, "dinitial_state")?,
             sequences: table.sequences,
             batch: problem.batch as i64,
             length: problem.length as i64,
@@ -258,7 +259,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             ..Params::default()
         };
         let (da, dd, dbias) = (at(outputs, "dA")?, at(outputs, "dD")?, at(outputs, "ddt_bias")?);
-        Ok(Call { scan, problem, lane, params, _table: table, da, dd, dbias })
+        let border = Border::new(inputs, outputs, true);
+        Ok(Call { scan, problem, lane, border, params, _table: table, da, dd, dbias })
     }
 
     /// Launches one slab of states after another: registers do not hold all of them.
@@ -316,9 +318,11 @@ impl<'a, R: Copy + Default> Call<'a, R> {
             if way.chunks > 1 || self.problem.length > TILE {
                 self.launch(way, Pass::Ends, batch * way.chunks)?;
             }
-            if way.chunks > 1 {
-                self.compose(way)?;
-            }
+        }
+        (self.params.dlast_state, self.params.dinitial_state) =
+            (self.border.first(self.lane)?, self.border.last(self.lane)?);
+        if way.chunks > 1 && batch * channels > 0 {
+            self.compose(way)?;
         }
         self.params.batches = way.batches as i64;
         for first in (0..way.chunks).step_by(way.some_chunks) {
@@ -351,12 +355,16 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         unsafe { self.lane.launch_with(&kernel, grid, threads, shared, &self.params) }
     }
 
-    fn compose(&self, way: &Way) -> Result<()> {
+    /// Queues the composition of chunks, which gives the cotangent of the initial state if states come first.
+    fn compose(&mut self, way: &Way) -> Result<()> {
+        let states_first = self.lane.gives_states_first();
+        let dinitial_state = if states_first { std::mem::take(&mut self.params.dinitial_state) } else { 0 };
         let rows = self.problem.batch * self.problem.channels;
         let params = Compose {
             a: self.params.a,
             initial_state: self.params.initial_state,
             dlast_state: self.params.dlast_state,
+            dinitial_state,
             bounds: self.params.bounds,
             adjoints: self.params.adjoints,
             passed: self.params.passed,
@@ -377,7 +385,8 @@ impl<'a, R: Copy + Default> Call<'a, R> {
         let kernel = self.lane.device().kernel(&COMPOSE, &options)?;
         let grid = [grid_size((rows * way.states).div_ceil(THREADS as usize).max(1))?, 2, 1];
         // SAFETY: as above.
-        unsafe { self.lane.launch(&kernel, grid, THREADS, &params) }
+        unsafe { self.lane.launch(&kernel, grid, THREADS, &params)? };
+        if states_first { self.border.written(self.lane) } else { Ok(()) }
     }
 
     /// The sums of dB and dC over the blocks of a group, where there are several.

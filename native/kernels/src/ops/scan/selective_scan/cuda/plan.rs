@@ -160,14 +160,9 @@ impl Way {
         if all > self.resident * processors { usize::MAX } else { (processors * problem.batch / all.max(1)).max(1) }
     }
 
-    /// Chunks whose end states are needed.
-    pub fn cuts(&self) -> usize {
-        self.chunks - 1
-    }
-
-    /// Elements of workspace for these end states and the sums of delta over their chunks.
-    pub fn cut_states(&self, problem: &Problem) -> usize {
-        self.cuts() * problem.batch * problem.channels * (self.states + 1)
+    /// Elements of workspace for a chunk's end states and its sums of delta.
+    pub fn end_elements(&self, problem: &Problem) -> usize {
+        problem.batch * problem.channels * (self.states + 1)
     }
 
     fn fits(&self, problem: &Problem) -> bool {
@@ -202,7 +197,7 @@ impl Way {
         if self.chunks == 1 {
             return last;
         }
-        last + pass(7.5, self.cuts()) + 2000.0 + 60.0 * self.chunks as f64
+        last + pass(7.5, self.chunks - 1) + 2000.0 + 60.0 * self.chunks as f64
     }
 }
 

@@ -13,6 +13,7 @@ use super::super::{ClampGrad, Problem};
 use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, types};
 use crate::error::Result;
 use crate::op::Named;
+use crate::ops::scan::border::Border;
 use crate::ops::scan::sequences::{self, CHUNK, MOST_STEPS, Sequences};
 use crate::tensor::{DType, Spec};
 pub use forward::Chunks;
@@ -121,16 +122,12 @@ impl Params {
             a: address(inputs, "A")?,
             d: address(inputs, "D")?,
             dt_bias: address(inputs, "dt_bias")?,
-            initial: address(inputs, "initial_state")?,
-            last: address(outputs, "last_state")?,
             dy: address(inputs, "dy")?,
-            dlast: address(inputs, "dlast_state")?,
             dx: address(outputs, "dx")?,
             ddt: address(outputs, "ddt")?,
             db: address(outputs, "dB")?,
             dc: address(outputs, "dC")?,
             dz: address(outputs, "dz")?,
-            dinitial: address(outputs, "dinitial_state")?,
             length: problem.length as i64,
             batch: problem.batch as i32,
             heads: problem.heads as i32,
@@ -157,6 +154,8 @@ struct Call<'a> {
     problem: &'a Problem,
     sequences: Sequences<'a>,
     lane: &'a Lane,
+    /// The states at both ends, and their cotangents.
+    borders: [Border<'a>; 2],
     params: Params,
     /// Temporary buffers that the parameters point to.
     temporary: Vec<Buffer>,
@@ -184,18 +183,23 @@ impl<'a> Call<'a> {
     fn new(
         problem: &'a Problem,
         sequences: Sequences<'a>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
+        inputs: &Named<&'a Buffer>,
+        outputs: &Named<&'a Buffer>,
         lane: &'a Lane,
     ) -> Result<Option<Call<'a>>> {
         if !fits(problem, lane) {
             return Ok(None);
         }
-        let params = Params::new(problem, inputs, outputs, lane)?;
+        let borders = [false, true].map(|reverse| Border::new(inputs, outputs, reverse));
+        let mut params = Params::new(problem, inputs, outputs, lane)?;
+        (params.last, params.dinitial) = (borders[0].last(lane)?, borders[1].last(lane)?);
+        if !lane.gives_states_first() {
+            (params.initial, params.dlast) = (borders[0].first(lane)?, borders[1].first(lane)?);
+        }
         if !params.is_aligned() {
             return Ok(None);
         }
-        let mut call = Call { problem, sequences, lane, params, temporary: vec![] };
+        let mut call = Call { problem, sequences, lane, borders, params, temporary: vec![] };
         call.cut(chunks_of_segment(problem, &sequences, lane))?;
         Ok(Some(call))
     }
@@ -204,7 +208,7 @@ impl<'a> Call<'a> {
     fn cut(&mut self, each: usize) -> Result<()> {
         let Problem { length, heads, width, state, .. } = *self.problem;
         let (chunks, segments) = (self.sequences.chunks(), self.sequences.segments(each));
-        let held = if segments > self.sequences.count() { segments * heads } else { 0 };
+        let held = if self.has_starts(segments) { segments * heads } else { 0 };
         let table = self.sequences.table(each, usize::MAX, self.lane)?;
         self.params = Params {
             delta: self.numbers(&[chunks * heads, CHUNK])?,
@@ -223,6 +227,11 @@ impl<'a> Call<'a> {
         };
         self.temporary.extend(table.memory);
         Ok(())
+    }
+
+    /// Whether states at the starts of segments are computed beforehand.
+    fn has_starts(&self, segments: usize) -> bool {
+        self.lane.gives_states_first() || segments > self.sequences.count()
     }
 
     /// Chunks of all heads of all sequences, and segments likewise.
@@ -256,21 +265,28 @@ impl<'a> Call<'a> {
 
     /// Queues the states at the starts of segments, or with `reverse` the cotangents at their ends, where some sequence
     /// has several segments.
-    fn starts(&self, reverse: bool) -> Result<()> {
-        let Problem { width, state, .. } = *self.problem;
-        if self.params.all_segments as usize == self.sequences.count() {
+    fn starts(&mut self, reverse: bool) -> Result<()> {
+        let (Problem { width, state, .. }, lane) = (*self.problem, self.lane);
+        if !self.has_starts(self.params.all_segments as usize) {
             return Ok(());
         }
         self.states(reverse, false)?;
-        let kernel = self.lane.device().kernel(&CARRY, &self.directed(reverse))?;
+        let border = self.borders[usize::from(reverse)];
+        *if reverse { &mut self.params.dlast } else { &mut self.params.initial } = border.first(lane)?;
+        let kernel = lane.device().kernel(&CARRY, &self.directed(reverse, true))?;
         // SAFETY: as above; `starts` and `totals` are allocated for these segments.
-        unsafe { launch_each(self.lane, &kernel, self.segments() * width * state, &self.params) }
+        unsafe { launch_each(lane, &kernel, self.segments() * width * state, &self.params)? };
+        if lane.gives_states_first() {
+            border.written(lane)?;
+            *if reverse { &mut self.params.dinitial } else { &mut self.params.last } = 0;
+        }
+        Ok(())
     }
 
     /// Queues a pass over states: with `each` it writes those before each chunk, else those at the ends of segments.
     /// With `reverse` these are cotangents of the states after chunks, or at the starts of segments.
     fn states(&self, reverse: bool, each: bool) -> Result<()> {
-        let options = format!("{} -DTHREADS={THREADS} -DEACH={}", self.directed(reverse), u32::from(each));
+        let options = format!("{} -DTHREADS={THREADS} -DEACH={}", self.directed(reverse, !each), u32::from(each));
         let kernel = self.lane.device().kernel(&STATES, &options)?;
         let shared = states_shared(self.problem.state, reverse && self.params.z != 0) as u32;
         let blocks = grid_size(self.segments())?;
@@ -279,8 +295,10 @@ impl<'a> Call<'a> {
         unsafe { self.lane.launch_with(&kernel, [blocks, 1, 1], THREADS as u32, shared, &self.params) }
     }
 
-    fn directed(&self, reverse: bool) -> String {
-        format!("{} -DREVERSE={}", self.options(), u32::from(reverse))
+    /// The options of kernels that go through states; only a pass of `ends` depends on which come first.
+    fn directed(&self, reverse: bool, ends: bool) -> String {
+        let states_first = u32::from(ends && self.lane.gives_states_first());
+        format!("{} -DREVERSE={} -DSTATES_FIRST={states_first}", self.options(), u32::from(reverse))
     }
 
     /// The compiler options of all kernels.

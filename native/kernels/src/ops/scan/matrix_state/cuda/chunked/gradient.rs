@@ -57,7 +57,7 @@ impl Chunked<'_> {
     /// Queues the pass of cotangents, or by the delta rule that to the starts of segments.
     pub(super) fn cotangents(&self, ends: bool) -> Result<()> {
         let Problem { keys, form, .. } = *self.call.problem;
-        let options = format!("-DQUERIES=1 -DENDS={}", u32::from(ends));
+        let options = format!("-DQUERIES=1 -DENDS={} {}", u32::from(ends), self.states_first(ends));
         self.states(&COTANGENTS, &options, cotangents_shared(form, keys, self.width), &self.call.params)
     }
 

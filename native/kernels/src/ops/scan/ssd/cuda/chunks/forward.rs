@@ -30,8 +30,8 @@ impl<'a> Chunks<'a> {
     pub fn new(
         problem: &'a Problem,
         sequences: Sequences<'a>,
-        inputs: &Named<&Buffer>,
-        outputs: &Named<&Buffer>,
+        inputs: &Named<&'a Buffer>,
+        outputs: &Named<&'a Buffer>,
         lane: &'a Lane,
     ) -> Result<Option<Chunks<'a>>> {
         if shared(problem.state) > lane.device().facts().shared as usize {
@@ -41,8 +41,8 @@ impl<'a> Chunks<'a> {
     }
 
     /// Queues the op.
-    pub fn forward(&self) -> Result<()> {
-        let Chunks(call) = self;
+    pub fn forward(self) -> Result<()> {
+        let Chunks(mut call) = self;
         call.steps()?;
         call.starts(false)?;
         let kernel = call.lane.device().kernel(&CHUNKS, &format!("{} -DTHREADS={THREADS}", call.options()))?;

@@ -118,7 +118,7 @@ impl<'a> Gradient<'a> {
     pub fn new(
         problem: &'a Problem,
         sequences: Sequences<'a>,
-        inputs: &Named<&Buffer>,
+        inputs: &Named<&'a Buffer>,
         outputs: &'a Named<&'a Buffer>,
         lane: &'a Lane,
     ) -> Result<Option<Gradient<'a>>> {
@@ -131,8 +131,8 @@ impl<'a> Gradient<'a> {
     }
 
     /// Queues the gradient.
-    pub fn backward(&self) -> Result<()> {
-        let Gradient { call, .. } = self;
+    pub fn backward(mut self) -> Result<()> {
+        let call = &mut self.call;
         call.steps()?;
         for reverse in [false, true] {
             call.starts(reverse)?;
