@@ -5,10 +5,9 @@ defmodule Sidewinder.Kernel.SequenceParallel do
 
   Each part starts from the state in which the part before it ends. On GPUs the scans compute first what each part makes of
   a state of zeros, on all devices at once; then states pass from device to device, and then the outputs follow, again on
-  all devices at once. `:ssd`, `:gated_delta_rule` and `:linear_attention` do so where they run in chunks: with 16-bit
-  tensors of the sizes that tensor cores take; `:ssd` of other types also. Gradients of `:selective_scan` do so where time
-  is cut into chunks: few channels over long sequences. In other calls, and on the CPU, a part begins when the part before
-  it is done.
+  all devices at once. `:gated_delta_rule`, `:linear_attention` and the gradient of `:ssd` do so with 16-bit tensors of the
+  sizes that tensor cores take, and the gradient of `:selective_scan` where time is cut into chunks, as it is where few
+  channels have long sequences. In other calls, and on the CPU, a part begins when the part before it is done.
 
       iex> alias Sidewinder.Kernel.SequenceParallel
       iex> a = Sidewinder.Tensor.from_list([1, 1, 2, 1], :f32, {1, 4, 1})
