@@ -1,7 +1,7 @@
 //! The threads of this crate, created on first use and separate from those of other libraries. For each number of
 //! threads there is a thread pool for one caller at a time (a crew), and a rayon pool for all concurrent callers.
 
-use super::team::{self, Crew, Mine};
+use super::team::{self, Apart, Crew, Mine};
 use crate::error::{Error, Kind, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::HashMap;
@@ -79,12 +79,12 @@ pub fn worth(threads: usize, work: usize, least: usize) -> usize {
 struct Shares {
     count: usize,
     /// For each share, the next number that no thread has taken.
-    next: Vec<AtomicUsize>,
+    next: Vec<Apart<AtomicUsize>>,
 }
 
 impl Shares {
     fn new(count: usize, shares: usize) -> Shares {
-        Shares { count, next: (0..shares).map(|i| AtomicUsize::new(i * count / shares)).collect() }
+        Shares { count, next: (0..shares).map(|i| Apart(AtomicUsize::new(i * count / shares))).collect() }
     }
 
     fn len(&self) -> usize {
@@ -95,8 +95,10 @@ impl Shares {
     fn take(&self, own: usize, work: &dyn Fn(usize)) {
         for share in (own..self.len()).chain(0..own) {
             let end = (share + 1) * self.count / self.len();
-            let next = || Some(self.next[share].fetch_add(1, Ordering::Relaxed)).filter(|&i| i < end);
-            std::iter::from_fn(next).for_each(work);
+            let next = &self.next[share].0;
+            // Where all are taken, other threads keep the counter in their cache.
+            let take = || (next.load(Ordering::Relaxed) < end).then(|| next.fetch_add(1, Ordering::Relaxed));
+            std::iter::from_fn(|| take().filter(|&i| i < end)).for_each(work);
         }
     }
 }

@@ -10,15 +10,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+/// A value in cache lines of its own (processors fetch two at a time): what one thread writes often shall not take away
+/// what another one reads.
+#[derive(Default)]
+#[repr(align(128))]
+pub struct Apart<T>(pub T);
+
 /// Helper threads and their caller, which gives them one job at a time.
 #[derive(Default)]
 pub struct Team {
     /// Number of jobs so far.
-    jobs: AtomicUsize,
+    jobs: Apart<AtomicUsize>,
     open: AtomicBool,
     /// Helpers that are working on the current job.
-    busy: AtomicUsize,
-    present: Mutex<Present>,
+    busy: Apart<AtomicUsize>,
+    present: Apart<Mutex<Present>>,
     /// The wakers of helpers that may be asleep.
     sleepers: Vec<Sleeper>,
 }
@@ -86,7 +92,7 @@ impl Team {
     pub fn serve(&self, own: usize) {
         let (mut seen, mut waiting) = (0, Waiting(0));
         while self.open.load(Ordering::Acquire) {
-            let jobs = self.jobs.load(Ordering::Acquire);
+            let jobs = self.jobs.0.load(Ordering::Acquire);
             if jobs == seen {
                 waiting.a_little();
                 continue;
@@ -101,14 +107,14 @@ impl Team {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(own))) {
             self.present().panic = Some(panic);
         }
-        self.busy.fetch_sub(1, Ordering::Release);
+        self.busy.0.fetch_sub(1, Ordering::Release);
     }
 
     /// The current job. It does not end before this helper has left it.
     fn enter(&self, own: usize) -> Option<Job<'static>> {
         let present = self.present();
         let job = present.job.filter(|_| own < present.threads)?;
-        self.busy.fetch_add(1, Ordering::Relaxed);
+        self.busy.0.fetch_add(1, Ordering::Relaxed);
         Some(job)
     }
 
@@ -117,7 +123,7 @@ impl Team {
         // hold it on every path out of this function.
         let lasting = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         *self.present() = Present { job: Some(lasting), threads, panic: None };
-        self.jobs.fetch_add(1, Ordering::SeqCst);
+        self.jobs.0.fetch_add(1, Ordering::SeqCst);
         self.sleepers.iter().take(threads - 1).for_each(Sleeper::wake);
         let leaving = Leaving(self);
         job(0);
@@ -129,7 +135,7 @@ impl Team {
     }
 
     fn present(&self) -> MutexGuard<'_, Present> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+        self.present.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -206,11 +212,11 @@ impl Crew {
         let mut seen = 0;
         loop {
             let (mut waiting, since) = (Waiting(0), Instant::now());
-            while team.jobs.load(Ordering::SeqCst) == seen && since.elapsed() < self.linger {
+            while team.jobs.0.load(Ordering::SeqCst) == seen && since.elapsed() < self.linger {
                 waiting.a_little();
             }
-            team.sleepers[own - 1].sleep(|| team.jobs.load(Ordering::SeqCst) == seen);
-            seen = team.jobs.load(Ordering::SeqCst);
+            team.sleepers[own - 1].sleep(|| team.jobs.0.load(Ordering::SeqCst) == seen);
+            seen = team.jobs.0.load(Ordering::SeqCst);
             team.help(own);
         }
     }
@@ -222,7 +228,7 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.0.present().job = None;
         let mut waiting = Waiting(0);
-        while self.0.busy.load(Ordering::Acquire) > 0 {
+        while self.0.busy.0.load(Ordering::Acquire) > 0 {
             waiting.a_little();
         }
     }
