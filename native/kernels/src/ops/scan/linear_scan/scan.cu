@@ -19,7 +19,9 @@ __device__ __forceinline__ REAL start(const Params& p, i64 id, i64 row) {
 struct Scan {
     const Params& p;
     i64 row, at, stride; // of the next step
-    REAL state, product;
+    REAL state;
+    // In f32, products of numbers just below 1 would be rounded down more often than up.
+    double product;
 
     // The state before a step, of which only the first of a sequence has none that is stored.
     __device__ __forceinline__ REAL before(i64 at, bool is_first) const {
@@ -73,7 +75,7 @@ extern "C" __global__ void linear_scan(Params p) {
     for (; left > STEPS; left -= STEPS) scan.tile<true>(STEPS, false);
     if (left > 0) scan.tile<false>(left, first == 0);
 #if ENDS
-    p.products[id] = scan.product;
+    p.products[id] = REAL(scan.product);
     p.ends[id] = scan.state;
 #else
     REAL* to = BACKWARD ? p.dinitial_state : p.last_state;
