@@ -66,9 +66,14 @@ fn run_io<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, targe
 }
 
 fn run<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, target: Term<'a>) -> Term<'a> {
+    answer_of(env, op, |op| run_op(env, op, inputs, options, target))
+}
+
+/// What `run` answers for the op of that name, with the op in its errors.
+pub fn answer_of<'a>(env: Env<'a>, op: Atom, run: impl FnOnce(&'static dyn AnyOp) -> Result<Term<'a>>) -> Term<'a> {
     answer(env, || {
         let op = find(env, op)?;
-        run_op(env, op, inputs, options, target).map_err(|error| error.in_op(op.about().name))
+        run(op).map_err(|error| error.in_op(op.about().name))
     })
 }
 

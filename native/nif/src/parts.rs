@@ -1,7 +1,6 @@
 //! Runs an op over one sequence in parts.
 
-use crate::answer::answer;
-use crate::ops::{Target, buffer_on, decode_inputs, decode_map, find, named_terms, views, with_options};
+use crate::ops::{Target, answer_of, buffer_on, decode_inputs, decode_map, named_terms, views, with_options};
 use crate::tensor::{Output, Tensor, buffer_term, describe};
 use rustler::{Atom, Encoder, Env, ListIterator, Term};
 use sidewinder_kernels::cuda::{Buffer, Device};
@@ -13,10 +12,7 @@ scheduled! { run_parts_cpu, run_parts_io => run,
 [op: Atom] [parts: Term<'a>] [options: Term<'a>] [target: Term<'a>] }
 
 fn run<'a>(env: Env<'a>, op: Atom, parts: Term<'a>, options: Term<'a>, target: Term<'a>) -> Term<'a> {
-    answer(env, || {
-        let op = find(env, op)?;
-        run_op(env, op, parts, options, target).map_err(|error| error.in_op(op.about().name))
-    })
+    answer_of(env, op, |op| run_op(env, op, parts, options, target))
 }
 
 fn run_op<'a>(
