@@ -37,6 +37,7 @@ KINDS = {
     "mm_rec_gradient_cuda": tables.raced("recurrence"),
     "mm_rec_scans_": tables.raced(titles=tables.CUMPROD),
     "packed_cuda": tables.packed,
+    "parts_": tables.parts,
     "quant_h200": tables.quant_products,
     "telemetry_": tables.telemetry,
     "train_": tables.train,

@@ -204,6 +204,18 @@ def long(path):
     return [grid(head, body), machine(about)]
 
 
+def parts(path):
+    rows, about = rows_of(path)
+    body = []
+    for row in rows:
+        if "op" in row:
+            calls = [row[row["op"]], row[row["op"] + "_backward"]]
+            times = [(cell(call["one"]["ms"]), cell(call["parts"]["ms"]), f"{call['times_faster']:.2f}") for call in calls]
+            body.append([f"`{row['op']}`", str(row["parts"]), *times[0], *times[1]])
+    head = ["op", "parts", "forward, whole", "in parts", "times faster", "gradient, whole", "in parts", "times faster"]
+    return [grid(head, body), machine(about)]
+
+
 def train(path):
     rows, about = rows_of(path)
     body = []
