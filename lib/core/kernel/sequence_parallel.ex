@@ -19,14 +19,15 @@ defmodule Sidewinder.Kernel.SequenceParallel do
       iex> SequenceParallel.join(:linear_scan, results)["h"]
       Sidewinder.Tensor.from_list([1, 3, 9, 13], :f32, {1, 4, 1})
 
-  A gradient takes the state that each part started from, which the call of the op gives:
+  A gradient takes the state that each part started from, which the call of the op gives (`:linear_attention` with
+  `normalize` also gives `initial_z`). With `dys`, the cotangents of each part's `y` on its device:
 
       parts = SequenceParallel.split(:selective_scan, inputs, [{:cuda, 0}, {:cuda, 1}])
       results = SequenceParallel.run(:selective_scan, parts, %{dt_softplus: true})
-      # ... dys: the cotangents of each part's y, on its device
+
       of_gradient =
         for {part, result, dy} <- Enum.zip([parts, results, dys]) do
-          part |> Map.merge(Map.take(result, ["initial_state"])) |> Map.put("dy", dy)
+          part |> Map.merge(Map.take(result, ["initial_state", "initial_z"])) |> Map.put("dy", dy)
         end
 
       gradients = SequenceParallel.run(:selective_scan_backward, of_gradient, %{dt_softplus: true})
