@@ -38,34 +38,47 @@ defmodule Sidewinder.SequenceParallelTest do
 
   for op <- @ops do
     test "parts of #{op} and of its gradient give what the whole gives" do
-      op = unquote(op)
-      backward = :"#{op}_backward"
-      all = inputs(op)
-      options = %{return_state: true}
-      whole = Kernel.run(op, Map.to_list(all), options)
+      agrees(unquote(op), inputs(unquote(op)), %{})
+    end
+  end
 
-      for count <- [1, 2, 3] do
-        devices = List.duplicate(:host, count)
-        parts = SequenceParallel.split(op, all, devices)
-        results = SequenceParallel.run(op, parts)
-        joined = SequenceParallel.join(op, results)
-        assert Map.keys(joined) == Map.keys(whole)
-        for {name, expected} <- whole, do: near(joined[name], expected)
+  test "parts of normalized attention pass its divisor on" do
+    agrees(:linear_attention, inputs(:linear_attention), %{normalize: true})
+    initial_z = Tensor.from_list([1, 2, 3, 4, 5, 6, 7, 8], :f32, {2, 2, 2})
+    all = Map.put(inputs(:linear_attention), "initial_z", initial_z)
+    agrees(:linear_attention, all, %{normalize: true})
+  end
 
-        gradient = Ops.find!(Ops.all(), backward)
-        cotangent = fn slot, output -> noise(slot.name, output.shape) end
-        given = Map.new(Ops.gradient_inputs(gradient, all, whole, cotangent))
-        of_whole = Kernel.run(backward, Map.to_list(given), %{})
+  defp agrees(op, all, options) do
+    backward = :"#{op}_backward"
 
-        of_parts =
-          for {part, result} <-
-                Enum.zip(SequenceParallel.split(backward, given, devices), results),
-              do: Map.merge(part, Map.take(result, ["initial_state"]))
+    asked =
+      if options[:normalize],
+        do: %{return_state: true, return_z: true},
+        else: %{return_state: true}
 
-        joined = SequenceParallel.join(backward, SequenceParallel.run(backward, of_parts))
-        assert Map.keys(joined) == Map.keys(of_whole)
-        for {name, expected} <- of_whole, do: near(joined[name], expected)
-      end
+    whole = Kernel.run(op, Map.to_list(all), Map.merge(options, asked))
+
+    for count <- [1, 2, 3] do
+      devices = List.duplicate(:host, count)
+      parts = SequenceParallel.split(op, all, devices)
+      results = SequenceParallel.run(op, parts, options)
+      joined = SequenceParallel.join(op, results)
+      assert Map.keys(joined) == Map.keys(whole)
+      for {name, expected} <- whole, do: near(joined[name], expected)
+
+      gradient = Ops.find!(Ops.all(), backward)
+      cotangent = fn slot, output -> noise(slot.name, output.shape) end
+      given = Map.new(Ops.gradient_inputs(gradient, all, whole, cotangent))
+      of_whole = Kernel.run(backward, Map.to_list(given), options)
+
+      of_parts =
+        for {part, result} <- Enum.zip(SequenceParallel.split(backward, given, devices), results),
+            do: Map.merge(part, Map.take(result, ["initial_state", "initial_z"]))
+
+      joined = SequenceParallel.join(backward, SequenceParallel.run(backward, of_parts, options))
+      assert Map.keys(joined) == Map.keys(of_whole)
+      for {name, expected} <- of_whole, do: near(joined[name], expected)
     end
   end
 

@@ -145,8 +145,12 @@ defmodule Sidewinder.Kernel.SequenceParallel do
   """
   @spec run(atom, [Kernel.inputs() | map], map, keyword) :: [part]
   def run(op, parts, options \\ %{}, where \\ []) do
-    Kernel.run_parts(op, parts, Map.put(options, :return_state, true), where)
+    Kernel.run_parts(op, parts, Map.merge(options, states(options)), where)
   end
+
+  # Asks for all states that pass between parts; the divisor of attention is one of them where it is used.
+  defp states(%{normalize: true}), do: %{return_state: true, return_z: true}
+  defp states(_options), do: %{return_state: true}
 
   @doc """
   The outputs of the whole sequence from those of its parts, on the host: steps one after the other, the last part's last

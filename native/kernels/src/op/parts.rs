@@ -49,8 +49,8 @@ impl Parts {
         State::of(op).map(|_| ())
     }
 
-    /// Checks the inputs of all parts, in the order of time. The options must ask for the last state, and all parts but the
-    /// first of a gradient need the state that they started from.
+    /// Checks the inputs of all parts, in the order of time. The options must ask for the last state (of `linear_attention`
+    /// with `normalize` also for `last_z`), and all parts but the first of a gradient need the states that they started from.
     pub fn new(op: &About, configured: &Configured, inputs: &[Named<Spec>]) -> Result<Parts> {
         let states = State::of(op)?;
         if inputs.is_empty() {
