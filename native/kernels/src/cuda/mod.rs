@@ -17,6 +17,7 @@ pub use runtime::event::Mark;
 pub use runtime::graph::Graph;
 pub use runtime::kernel::{BLOCK_SUM, EARLY, Kernel, PACK, PRELUDE, Source};
 pub use runtime::lane::Lane;
+pub(crate) use runtime::lane::scratch_size;
 pub use runtime::launch::{THREADS, grid_size, launch_each, type_names, types};
 pub use runtime::params::{Declared, any, c_type, params};
 pub use runtime::staging::Pinned;

@@ -3,6 +3,7 @@
 mod copies;
 mod scratch;
 
+pub(crate) use self::scratch::scratch_size;
 use self::scratch::{KEPT_SCRATCH, Scratch};
 use super::buffer::{Buffer, Use};
 use super::device::Device;

@@ -15,10 +15,14 @@ pub(super) struct Scratch {
 /// Bytes of scratch memory that a lane keeps when it returns to the stock.
 pub(super) const KEPT_SCRATCH: usize = 64 << 20;
 
+/// The size of the scratch memory for `bytes` bytes: up to a 32nd more, so that slightly larger requests later fit too.
+pub(crate) fn scratch_size(bytes: usize) -> usize {
+    bytes.next_multiple_of((bytes.next_power_of_two() / 64).max(256))
+}
+
 impl Scratch {
     pub(super) fn new(device: &Device, lane: &Clock, bytes: usize) -> Result<Scratch> {
-        // Rounded up, so that slightly larger requests later fit too.
-        let bytes = bytes.next_multiple_of((bytes.next_power_of_two() / 64).max(256));
+        let bytes = scratch_size(bytes);
         Ok(Scratch { address: device.take_scratch(bytes, lane.stream)?, bytes })
     }
 

@@ -34,11 +34,19 @@
 //     running pointers, sums that start from their first terms
 //   version 3           0.065         0.189           1.274           3.40
 //     loads of a tile's start together, prefetch of the next tile, better layouts
-// Pass 2 issues in about half of all clocks: its two warps a scheduler wait for shuffles,
-// exponentials and loads from shared memory, and there are no registers for more.
-// Tried without gain: all shuffles of SUB steps together (1.67 for the third shape: registers spill); two
-// channels a thread and three warps a scheduler, which is as fast; decays recomputed instead
-// of stored, so that four warps a scheduler fit with two channels a thread (1.25) and three with four (1.51).
+//   version 4           0.053         0.141           1.20            2.90
+//     pass 2 computes decays between other work, ahead of their use; layouts that fill the device more evenly. Sums of
+//     kernels that were measured one by one; predicates for padding steps came after, and are not measured.
+// Pass 2 issued in 47% of all clocks in version 3, for its compiled code waited for each exponential on its own, and
+// issues in 55% in version 4. Of 3.4 clocks a warp and instruction, 0.7 are fixed latencies, 0.5 the other warp's,
+// 0.4 shared memory, exponentials and shuffles, and 0.3 global memory. There are no registers for more than two warps
+// a scheduler.
+// Tried without gain: decays ahead in pass 1 too (0.31 for 0.26 in the third shape: its three warps a scheduler hide
+// them); with 128 registers and four warps a scheduler, two channels a thread (1.12 for 0.89 in pass 2: registers
+// spill); a barrier that keeps exponentials after the use of the decays that they replace (0.94 for 0.91 in pass 2).
+// In version 3: all shuffles of SUB steps together (1.67 for the third shape: registers spill); two channels a thread
+// and three warps a scheduler, which is as fast; decays recomputed instead of stored, so that four warps a scheduler
+// fit with two channels a thread (1.25) and three with four (1.51).
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN) selective_scan_backward(const __grid_constant__ Params p) {
     extern __shared__ __align__(32) char memory[];

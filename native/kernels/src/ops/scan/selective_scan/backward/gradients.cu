@@ -8,6 +8,9 @@ __device__ __forceinline__ void prefetch(const T* from) { asm volatile("prefetch
 // Whether dt's gradient differs from delta's.
 constexpr bool SLOPE = SOFTPLUS || (CLAMP && MASK);
 
+// Steps whose x and dt are loaded at once: those of a tile, where registers hold them.
+constexpr int AHEAD = WIDTH > 32 ? TILE * 32 / WIDTH : TILE;
+
 struct Gradients : Thread {
     // a[t+1] g[t+1], and sums over time.
     REAL carry[M][K], da[M][K] = {}, db[CONSTANT_B ? M : 1][K] = {}, dc[CONSTANT_C ? M : 1][K] = {};
@@ -77,37 +80,53 @@ struct Gradients : Thread {
             if (at.alive(m)) prefetch(bound(t, m));
     }
 
-    __device__ __forceinline__ void forwards(i64 t, int left) {
-        REAL h[M][K];
-        Column<STAGE> x, dt;
-        i64 place = time(t) * p.channels + at.first(p);
-        fetch_columns(x, dt, place, left);
-        start(h, t);
-#pragma unroll 1
-        for (int s = 0; s < left; s += STAGE) {
-            prepare(dt, x, s, left - s);
-            __syncwarp();
-            place += STAGE * p.channels;
-            if (s + STAGE < left) fetch_columns(x, dt, place, left - s - STAGE);
+    // The inputs of step s of the tile. They are loaded one step ahead, as decays are computed, so that neither is
+    // waited for.
+    struct Step {
+        REAL x[M], b[K], delta[M];
+    };
+
+    __device__ __forceinline__ void load_step(Step& to, int s) {
+        load(to.delta, &warp.delta[s][at.local(0)]);
+        load(to.x, &warp.x[s][at.local(0)]);
+        load_b(to.b, s);
+    }
+
+    // The decays over step s of the tile.
+    __device__ __forceinline__ void decays(REAL (&to)[M][K], int s) {
+        REAL delta[M];
+        load(delta, &warp.delta[s][at.local(0)]);
 #pragma unroll
-            for (int sub = 0; sub < STAGE; sub += SUB) {
-                if (s + sub < left) keep(h, (s + sub) / SUB);
-                if (s + sub + SUB < left) {
+        for (int m = 0; m < M; m++) {
 #pragma unroll
-                    for (int i = 0; i < SUB; i++) forward(h, s + sub + i);
-                }
-            }
+            for (int k = 0; k < K; k++) to[m][k] = decay(delta[m], m, k);
         }
     }
 
-    __device__ __forceinline__ void fetch_columns(Column<STAGE>& x, Column<STAGE>& dt, i64 place, int left) {
-        if (left >= STAGE) {
-            x.template fetch<true>(p.x + place, p, at, left);
-            dt.template fetch<true>(p.dt + place, p, at, left);
-        } else {
-            x.template fetch<false>(p.x + place, p, at, left);
-            dt.template fetch<false>(p.dt + place, p, at, left);
+    // Goes forwards through the tile, and stores the states before every SUB steps.
+    __device__ __forceinline__ void forwards(REAL (&h)[M][K], int left) {
+        REAL kept[M][K];
+        Step now;
+        load_step(now, 0);
+        decays(kept, 0);
+        int last = (left - 1) / SUB * SUB;
+#pragma unroll 1
+        for (int s = 0; s < last; s++) {
+            if (s % SUB == 0) keep(h, s / SUB);
+            Step next;
+            load_step(next, s + 1);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                REAL u = now.delta[m] * now.x[m];
+#pragma unroll
+                for (int k = 0; k < K; k++) {
+                    h[m][k] = fma(kept[m][k], h[m][k], there(m, k) ? u * b_of(now.b, m, k) : REAL(0));
+                    kept[m][k] = decay(next.delta[m], m, k);
+                }
+            }
+            now = next;
         }
+        keep(h, last / SUB);
     }
 
     __device__ __forceinline__ void keep(const REAL (&h)[M][K], int slot) {
@@ -115,19 +134,13 @@ struct Gradients : Thread {
         for (int m = 0; m < M; m++) store(&warp.slots[slot][(m * 32 + at.lane) * K], h[m]);
     }
 
-    __device__ __forceinline__ void forward(REAL (&h)[M][K], int s) {
-        REAL delta[M], x[M], b[K];
-        load(delta, &warp.delta[s][at.local(0)]);
-        load(x, &warp.x[s][at.local(0)]);
-        load_b(b, s);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            REAL u = delta[m] * x[m];
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                REAL input = there(m, k) ? u * b_of(b, m, k) : REAL(0);
-                h[m][k] = fma(decay(delta[m], m, k), h[m][k], input);
-            }
+    __device__ __forceinline__ void fetch_columns(Column<AHEAD>& x, Column<AHEAD>& dt, i64 place, int left) {
+        if (left >= AHEAD) {
+            x.template fetch<true>(p.x + place, p, at, left);
+            dt.template fetch<true>(p.dt + place, p, at, left);
+        } else {
+            x.template fetch<false>(p.x + place, p, at, left);
+            dt.template fetch<false>(p.dt + place, p, at, left);
         }
     }
 
@@ -166,10 +179,11 @@ struct Gradients : Thread {
     }
 
     // Recomputes SUB steps forwards in registers, from step s of the tile, which is time t, and goes back through them.
-    // `left` is the number of them that exist; WHOLE says that all do.
-    template <bool WHOLE>
-    __device__ __forceinline__ void sub(int s, i64 t, int left) {
-        REAL kept[SUB][M][K], grown[SUB][M][K], h[M][K];
+    // `left` is the number of them that exist: padding steps have zeros as inputs, and keep states and adjoints. `kept` has
+    // the decays of these steps, and gets those of the SUB steps before, so that no exponential is waited for.
+    __device__ __forceinline__ void sub(REAL (&kept)[SUB][M][K], int s, i64 t, int left) {
+        REAL grown[SUB][M][K], h[M][K];
+        int before = s > 0 ? s - SUB : 0;
         REAL* slot = warp.slots[s / SUB];
 #pragma unroll
         for (int m = 0; m < M; m++) load(h[m], slot + (m * 32 + at.lane) * K);
@@ -179,7 +193,6 @@ struct Gradients : Thread {
             REAL over[1][2 * K] = {}, y[2][M] = {};
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                if (!WHOLE && i + e >= left) continue;
                 REAL delta[M], x[M], dy[M], b[K], c[K];
                 load(delta, &warp.delta[s + i + e][at.local(0)]);
                 load(x, &warp.x[s + i + e][at.local(0)]);
@@ -191,10 +204,10 @@ struct Gradients : Thread {
                     REAL u = delta[m] * x[m];
 #pragma unroll
                     for (int k = 0; k < K; k++) {
-                        REAL a = decay(delta[m], m, k), before = a * h[m][k];
-                        kept[i + e][m][k] = a, grown[i + e][m][k] = before;
-                        h[m][k] = there(m, k) ? fma(u, b_of(b, m, k), before) : REAL(0);
-                        if constexpr (CONSTANT_C) dc[m][k] = fma(dy[m], h[m][k], dc[m][k]);
+                        REAL from = kept[i + e][m][k] * h[m][k];
+                        grown[i + e][m][k] = from;
+                        h[m][k] = there(m, k) ? fma(u, b_of(b, m, k), from) : REAL(0);
+                        if constexpr (CONSTANT_C) add_if(i + e < left, dy[m], h[m][k], dc[m][k]);
                         else over[0][e * K + k] = plus(m == 0, dy[m], h[m][k], over[0][e * K + k]);
                         if constexpr (HAS_Z) y[e][m] = plus(k == 0, c_of(c, m, k), h[m][k], y[e][m]);
                     }
@@ -206,29 +219,30 @@ struct Gradients : Thread {
         REAL of_b[1][2 * K] = {};
 #pragma unroll
         for (int i = SUB - 1; i >= 0; i--) {
-            if (!WHOLE && i >= left) continue;
             // over[0] is the gradient of the input delta x, over[1] that of delta through decays, times log2(e).
-            REAL over[2][M], delta[M], x[M], dy[M], b[K], c[K];
+            REAL over[2][M], delta[M], x[M], dy[M], b[K], c[K], next[M];
             load(delta, &warp.delta[s + i][at.local(0)]);
             load(x, &warp.x[s + i][at.local(0)]);
             load(dy, &warp.dy[i][at.local(0)]);
+            load(next, &warp.delta[before + i][at.local(0)]);
             load_b(b, s + i);
             load_c(c, s + i);
 #pragma unroll
             for (int m = 0; m < M; m++) {
                 REAL u = delta[m] * x[m], from_states[K];
-                if (DSTATES) read(from_states, p.dstates + all_states(time(t + i), m), m, wide);
+                if (DSTATES && i < left) read(from_states, p.dstates + all_states(time(t + i), m), m, wide);
 #pragma unroll
                 for (int k = 0; k < K; k++) {
                     REAL g = fma(dy[m], c_of(c, m, k), carry[m][k]);
-                    if (DSTATES) g += from_states[k];
+                    if (DSTATES && i < left) g += from_states[k];
                     if (!there(m, k)) g = 0;
                     carry[m][k] = kept[i][m][k] * g;
+                    kept[i][m][k] = decay(next[m], m, k);
                     REAL w = g * grown[i][m][k], &for_b = of_b[0][i % 2 * K + k];
                     over[1][m] = plus(k == 0, w, a[m][k], over[1][m]);
-                    da[m][k] = fma(w, delta[m], da[m][k]);
+                    add_if(i < left, w, delta[m], da[m][k]);
                     over[0][m] = plus(k == 0, g, b_of(b, m, k), over[0][m]);
-                    if constexpr (CONSTANT_B) db[m][k] = fma(g, u, db[m][k]);
+                    if constexpr (CONSTANT_B) add_if(i < left, g, u, db[m][k]);
                     else for_b = plus(m == 0, g, u, for_b);
                 }
             }
@@ -279,25 +293,36 @@ struct Gradients : Thread {
     }
 
     __device__ __forceinline__ void backwards(i64 t, int count) {
-        int s = (count - 1) / SUB * SUB;
+        int s = (count - 1) / SUB * SUB, left = count - s;
         i64 place = time(t + s) * p.channels + at.first(p);
-        fetch<false>(place, count - s);
-        if (count % SUB != 0) back<false>(s, t, place, count - s), s -= SUB, place -= SUB * p.channels;
+        REAL kept[SUB][M][K];
+#pragma unroll
+        for (int i = 0; i < SUB; i++) {
+            decays(kept[i], s + i);
+            // Not by a delta of 0, since 0 times infinity is NaN.
+            if (i < left) continue;
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int k = 0; k < K; k++) kept[i][m][k] = 1;
+            }
+        }
+        fetch<false>(place, left);
 #pragma unroll 1
-        for (; s >= 0; s -= SUB, place -= SUB * p.channels) back<true>(s, t, place, SUB);
+        for (; s >= 0; s -= SUB, place -= SUB * p.channels, left = SUB) back(kept, s, t, place, left);
     }
 
     // SUB steps backwards, from step s of the tile; `place` is the offset of the thread's first element.
-    template <bool WHOLE>
-    __device__ __forceinline__ void back(int s, i64 t, i64 place, int left) {
+    __device__ __forceinline__ void back(REAL (&kept)[SUB][M][K], int s, i64 t, i64 place, int left) {
         __syncwarp();
         prepare_dy(dy, z);
         Column<SUB> this_dy = dy, this_dt = dt, this_z = z;
         __syncwarp();
         if (s > 0) fetch<true>(place - SUB * p.channels, SUB);
-        sub<WHOLE>(s, t + s, left);
+        sub(kept, s, t + s, left);
         __syncwarp();
-        finish<WHOLE>(this_dy, this_dt, this_z, s, place, left);
+        if (left == SUB) finish<true>(this_dy, this_dt, this_z, s, place, left);
+        else finish<false>(this_dy, this_dt, this_z, s, place, left);
     }
 
     // Sums dB and dC of a tile over warps, and writes them, or the block's partial sums where a group has several
@@ -324,18 +349,24 @@ struct Gradients : Thread {
     }
 
     __device__ __forceinline__ void tile(i64 t, int left) {
-        if (!CONSTANT_B) {
-            Rows<TILE> b;
-            b.fetch(rows(p.b, p.groups_b, p.share_b, time(t)), p.groups_b * p.state, left);
-            b.spread(shared.b);
-        }
-        if (!CONSTANT_C) {
-            Rows<TILE> c;
-            c.fetch(rows(p.c, p.groups_c, p.share_c, time(t)), p.groups_c * p.state, left);
-            c.spread(shared.c);
+        Rows<TILE> b, c;
+        if (!CONSTANT_B) b.fetch(rows(p.b, p.groups_b, p.share_b, time(t)), p.groups_b * p.state, left);
+        if (!CONSTANT_C) c.fetch(rows(p.c, p.groups_c, p.share_c, time(t)), p.groups_c * p.state, left);
+        Column<AHEAD> x, dt;
+        i64 place = time(t) * p.channels + at.first(p);
+        fetch_columns(x, dt, place, left);
+        REAL h[M][K];
+        start(h, t);
+        if (!CONSTANT_B) b.spread(shared.b);
+        if (!CONSTANT_C) c.spread(shared.c);
+        prepare(dt, x, 0, left);
+#pragma unroll 1
+        for (int s = AHEAD; s < TILE; s += AHEAD) {
+            fetch_columns(x, dt, place + s * p.channels, left - s);
+            prepare(dt, x, s, left - s);
         }
         __syncthreads();
-        forwards(t, left);
+        forwards(h, left);
         if (t > j * p.chunk) announce(t - TILE);
         backwards(t, left);
         __syncthreads();

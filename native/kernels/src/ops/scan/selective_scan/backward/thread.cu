@@ -55,6 +55,14 @@ __device__ __forceinline__ void sum_over(REAL (&v)[SETS][V], int rank) {
 // a b + sum, or a b for the first term of a sum.
 __device__ __forceinline__ REAL plus(bool first, REAL a, REAL b, REAL sum) { return first ? a * b : fma(a, b, sum); }
 
+// Adds a b where `on`, by a predicate: a branch would divide the code, and a selection take an instruction.
+__device__ __forceinline__ void add_if(bool on, float a, float b, float& sum) {
+    asm("{ .reg .pred q; setp.ne.s32 q, %3, 0; @q fma.rn.f32 %0, %1, %2, %0; }" : "+f"(sum) : "f"(a), "f"(b), "r"((int)on));
+}
+__device__ __forceinline__ void add_if(bool on, double a, double b, double& sum) {
+    if (on) sum = fma(a, b, sum);
+}
+
 // The lesser of v and the largest finite number, or NaN: an infinite product times zero would be NaN.
 __device__ __forceinline__ float finite(float v) {
 #if __CUDA_ARCH__ >= 800

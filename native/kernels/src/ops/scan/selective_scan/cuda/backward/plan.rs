@@ -4,7 +4,7 @@
 use super::super::super::{Form, Problem};
 use super::super::plan::{Pass, gcd};
 use super::super::{Scan, groups};
-use crate::cuda::Facts;
+use crate::cuda::{Facts, scratch_size};
 use crate::ops::scan::sequences::Sequences;
 use crate::tensor::DType;
 
@@ -68,11 +68,13 @@ impl Rooms {
     }
 }
 
-/// The most elements of workspace of a call: under a sixteenth of all states, rounding included.
-fn allowed(problem: &Problem) -> usize {
-    const SMALL: usize = 1 << 18;
-    let Problem { batch, length, channels, state, .. } = *problem;
-    (batch * length * channels * state / 50 * 3).max(SMALL)
+/// Whether a workspace of `elements` is too much: over 4 MiB, and a sixteenth of all states or more.
+fn too_much(problem: &Problem, elements: usize) -> bool {
+    const SMALL: usize = 4 << 20;
+    let Problem { batch, length, channels, state, dtype, .. } = *problem;
+    let size = dtype.wide().size();
+    let taken = scratch_size(elements * size);
+    taken > SMALL && taken * 16 >= batch * length * channels * state * size
 }
 
 fn of_batch(problem: &Problem) -> Sequences<'static> {
@@ -114,8 +116,7 @@ impl Way {
         let mut best: Option<(bool, f64, Way)> = None;
         for plan in plans(problem, facts, MOST_CHUNKS.min(scan.most_chunks()), &new) {
             let way = new(plan).frugal(problem);
-            let too_much = way.rooms(problem, &of_batch(problem)).elements() > allowed(problem);
-            let key = (too_much, way.clocks(problem, facts), way);
+            let key = (way.takes_too_much(problem), way.clocks(problem, facts), way);
             if way.shared(problem, Pass::Results) <= facts.shared as usize
                 && best.as_ref().is_none_or(|best| (key.0, key.1) < (best.0, best.1))
             {
@@ -150,16 +151,17 @@ impl Way {
 
     /// Processes fewer chunks at once, or more batches per block, until the workspace is within its limit.
     fn frugal(mut self, problem: &Problem) -> Way {
-        let most = allowed(problem);
-        let sequences = of_batch(problem);
-        let too_much = |way: &Way| way.rooms(problem, &sequences).elements() > most;
-        while too_much(&self) && self.some_chunks > 1 {
+        while self.takes_too_much(problem) && self.some_chunks > 1 {
             self.some_chunks = self.some_chunks.div_ceil(2);
         }
-        while too_much(&self) && self.chunks == 1 && self.batches < problem.batch {
+        while self.takes_too_much(problem) && self.chunks == 1 && self.batches < problem.batch {
             self.batches *= 2;
         }
         self
+    }
+
+    fn takes_too_much(&self, problem: &Problem) -> bool {
+        too_much(problem, self.rooms(problem, &of_batch(problem)).elements())
     }
 
     /// Channels of a warp.
@@ -259,12 +261,12 @@ impl Way {
             turns * (self.chunk * self.batches * width) as f64 / 4.0 * per_state + 3000.0
         };
         let rounds = self.chunks.div_ceil(self.some_chunks) as f64;
-        let reduction = [0.0, 12.0, 6.0, 0.0, 0.0][self.plan.channels];
-        let back = rounds * pass(Pass::Results, 24.0 + reduction, self.some_chunks);
+        let reduction = [0.0, 18.0, 6.0, 0.0, 0.0][self.plan.channels];
+        let back = rounds * (pass(Pass::Results, 24.0 + reduction, self.some_chunks) + 8000.0);
         match self.chunks {
             1 if problem.length <= TILE => back,
             1 => back + pass(Pass::Ends, 7.0, 1),
-            chunks => back + pass(Pass::Ends, 11.0, chunks) + 5000.0 + 300.0 * chunks as f64,
+            chunks => back + pass(Pass::Ends, 11.0, chunks) + 5000.0 + 600.0 * chunks as f64,
         }
     }
 }
@@ -312,7 +314,7 @@ fn plans(
             plans.push(whole);
             let (blocks, room) = (way.blocks(problem) * problem.batch, way.resident(problem, Pass::Results));
             let tiles = problem.length.div_ceil(TILE);
-            for full in 1..=3 {
+            for full in 1..=5 {
                 let chunks = (full * room * facts.multiprocessors as usize).checked_div(blocks).unwrap_or(1);
                 let chunks = chunks.min(tiles).min(most_chunks);
                 if chunks > 1 {
