@@ -68,15 +68,6 @@ impl Rooms {
     }
 }
 
-/// Whether a workspace of `elements` is too much: over 4 MiB, and a sixteenth of all states or more.
-fn too_much(problem: &Problem, elements: usize) -> bool {
-    const SMALL: usize = 4 << 20;
-    let Problem { batch, length, channels, state, dtype, .. } = *problem;
-    let size = dtype.wide().size();
-    let taken = scratch_size(elements * size);
-    taken > SMALL && taken * 16 >= batch * length * channels * state * size
-}
-
 fn of_batch(problem: &Problem) -> Sequences<'static> {
     Sequences::Batch { count: problem.batch, length: problem.length }
 }
@@ -160,8 +151,13 @@ impl Way {
         self
     }
 
+    /// Whether the workspace has over 4 MiB, and a sixteenth of all states or more.
     fn takes_too_much(&self, problem: &Problem) -> bool {
-        too_much(problem, self.rooms(problem, &of_batch(problem)).elements())
+        const SMALL: usize = 4 << 20;
+        let Problem { batch, length, channels, state, dtype, .. } = *problem;
+        let size = dtype.wide().size();
+        let taken = scratch_size(self.rooms(problem, &of_batch(problem)).elements() * size);
+        taken > SMALL && taken * 16 >= batch * length * channels * state * size
     }
 
     /// Channels of a warp.
