@@ -1,6 +1,6 @@
 // Attention of 16-bit storage without mask and bias on Hopper's tensor cores, after pipeline.cu, common.cu, mma.cu,
-// softmax.cu and wgmma.cu: warps are specialised. One thread copies tiles of keys and values into STAGES stages of
-// shared memory, and warpgroups of 64 queries each consume them.
+// softmax.cu, wgmma.cu and specialised.cu: warps are specialised. One thread copies tiles of keys and values into STAGES
+// stages of shared memory, and warpgroups of 64 queries each consume them.
 //
 // The softmax of a tile overlaps with the product of the previous tile's values, and the products of a warpgroup with
 // the softmax of others: warpgroups issue products in turn. Tiles with masked keys come first, so that the main loop has
@@ -19,7 +19,6 @@
 // Tried without gain, not causal, when version 1 had 499 and 663: no turns, 423 and 544; two warpgroups of queries at
 // width 64, 457; three stages there, 493; 64 keys a tile and three warpgroups, 374 and 552.
 
-constexpr int PRODUCERS = 128;
 // Registers of a thread: those that producers give away are what consumers get.
 constexpr int FEW = WARPS == 8 ? 24 : 32, MANY = WARPS == 8 ? 240 : 160;
 
@@ -34,24 +33,6 @@ struct Memory {
         : q((STORAGE*)first), k(q + OWN * WIDTH), v(k + STAGES * OTHER * WIDTH),
           stages((Stages*)(v + STAGES * OTHER * VALUE_WIDTH)) {}
 };
-
-// The stage of a tile, and the parity of its phase.
-struct Turn {
-    int stage, parity;
-
-    __device__ __forceinline__ Turn next() const {
-        return stage + 1 == STAGES ? Turn{0, parity ^ 1} : Turn{stage + 1, parity};
-    }
-};
-
-// Copies TALL rows of a head from `row` on, of which COLUMNS columns. The map fills up with zeros.
-template <int TALL, int COLUMNS>
-__device__ __forceinline__ void copy_tile(STORAGE* to, const TensorMap& from, int row, int head, int batch, Barrier* full) {
-    expect(full, TALL * COLUMNS * 2);
-#pragma unroll
-    for (int column = 0; column < COLUMNS; column += 64)
-        copy_box(to + column * TALL, &from, column, row, head, batch, full);
-}
 
 // A tile of queries: its place, first and last row, and number of tiles of visible keys.
 struct Work {
@@ -72,7 +53,7 @@ __device__ __forceinline__ void each_work(const Params& p, F done) {
 
 __device__ __forceinline__ void produce(const Tensors& all, const Memory& memory) {
     Stages& stages = *memory.stages;
-    Turn turn = {};
+    Turn<STAGES> turn = {};
     int parity = 0;
     // In the first phase everything is free: waiting on the opposite parity returns at once.
     each_work(all.of, [&](const Work& work) {
@@ -93,15 +74,6 @@ __device__ __forceinline__ void produce(const Tensors& all, const Memory& memory
     });
 }
 
-// Barriers by which warpgroups take turns: a warpgroup waits at its own, and arrives at that of the next one.
-__device__ __forceinline__ void await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
-__device__ __forceinline__ void give_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory"); }
-
-// Each warp frees a stage by itself, once its products have been waited for.
-__device__ __forceinline__ void release(Barrier* free) {
-    if (threadIdx.x % 32 == 0) arrive(free);
-}
-
 struct Consumer {
     const Params& p;
     const Memory& memory;
@@ -109,12 +81,12 @@ struct Consumer {
     unsigned q, k, v;
     // The warpgroup, the one whose turn comes after, and the warp's first row.
     int group, next_group, row;
-    Turn turn;
+    Turn<STAGES> turn;
     Softmax state;
     Sums sums[TILES][VALUE_WIDTH / 8], s[TILES][OTHER / 8];
     Left x[TILES][OTHER / 16];
 
-    __device__ __forceinline__ void start_scores(Turn turn) {
+    __device__ __forceinline__ void start_scores(Turn<STAGES> turn) {
         wait(&memory.stages->k[turn.stage], turn.parity);
         start_products<OWN, OTHER, WIDTH>(s, q + group * 64 * 128, k + turn.stage * OTHER * WIDTH * 2);
     }
@@ -147,7 +119,7 @@ struct Consumer {
     // Weighs a further tile, and adds the values of the one before.
     template <bool EDGE>
     __device__ __forceinline__ void step(int tile) {
-        Turn next = turn.next();
+        Turn<STAGES> next = turn.next();
         await_turn(group);
         start_scores(next);
         start_values();

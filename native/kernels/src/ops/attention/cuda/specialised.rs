@@ -11,7 +11,13 @@ type Params = super::Params<f32>;
 
 const SOURCE: Source<Tensors> = Source::new(
     "attention_specialised",
-    text!("../softmax.cu", "../wgmma.cu", "../../../cuda/include/pipeline.cu", "../specialised_forward.cu"),
+    text!(
+        "../softmax.cu",
+        "../wgmma.cu",
+        "../../../cuda/include/pipeline.cu",
+        "../specialised.cu",
+        "../specialised_forward.cu"
+    ),
 );
 
 /// Threads of the warpgroup that copies. They are one more warpgroup, since registers are moved between warpgroups.
