@@ -78,12 +78,31 @@ pub fn backward_of(
     lane: &Lane,
 ) -> Result<()> {
     match problem.dtype {
-        DType::F64 => Call::<f64>::new(problem, inputs, outputs, steps, lane)?.backward(general::backward),
+        DType::F64 => {
+            let call = Call::<f64>::new(problem, inputs, outputs, steps, lane)?;
+            call.backward(Statistics::Natural, general::backward)
+        }
         _ => {
             let call = Call::<f32>::new(problem, inputs, outputs, steps, lane)?;
-            call.backward(if mma::fits(problem, lane) { mma::backward } else { general::backward })
+            if mma::fits(problem, lane) {
+                mma::backward(&call)
+            } else {
+                call.backward(Statistics::Natural, general::backward)
+            }
         }
     }
+}
+
+/// How kernels take the shift of scores and delta; `delta.cu` has the details.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Statistics {
+    Natural,
+    /// For scores that are exponents of 2.
+    Binary,
+    /// What sums begin with. Each head is padded to a multiple of `rows`.
+    Preset {
+        rows: usize,
+    },
 }
 
 /// A type of the arithmetic.
@@ -140,7 +159,7 @@ params! {
         dbias: u64 as "REAL*",
         // Three numbers for each tile of packed sequences: the sequence's first row and length, and the tile.
         pieces: u64 as "const int*",
-        // The shift of scores before exponentiation, and delta, both (B, H, L).
+        // The shift of scores before exponentiation, and delta, both (B, H, `all_queries`).
         shift: u64 as "REAL*",
         delta: u64 as "REAL*",
         q_at: At,
@@ -156,7 +175,7 @@ params! {
         key_heads: i32,
         queries: i32,
         keys: i32,
-        // The queries of all packed sequences.
+        // The queries of all packed sequences; for the gradient, the padded queries of a head.
         all_queries: i32,
         width: i32,
         value_width: i32,
@@ -336,18 +355,21 @@ impl<'a, R: Real> Call<'a, R> {
     }
 
     /// Queues the gradient: first the statistics of each query, then the kernels of `rest`.
-    fn backward(&self, rest: impl Fn(&Self) -> Result<()>) -> Result<()> {
+    fn backward(&self, statistics: Statistics, rest: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let Problem { batch, heads, queries, dtype, .. } = *self.problem;
-        let facts = self.lane.temporary(Spec::new(dtype.wide(), &[2, batch, heads, queries])?)?;
+        let padded =
+            if let Statistics::Preset { rows } = statistics { queries.next_multiple_of(rows) } else { queries };
+        let facts = self.lane.temporary(Spec::new(dtype.wide(), &[2, batch, heads, padded])?)?;
         let shift = self.lane.address(&facts)?;
         let delta = shift + (facts.spec().bytes() / 2) as u64;
-        let call = Call { params: Params { shift, delta, ..self.params }, ..*self };
-        let binary = u32::from(mma::fits(self.problem, self.lane));
+        let call = Call { params: Params { shift, delta, all_queries: count("q", padded)?, ..self.params }, ..*self };
+        let binary = u32::from(statistics == Statistics::Binary);
+        let preset = u32::from(matches!(statistics, Statistics::Preset { .. }));
         let lanes = if dtype.size() == 2 { 32 } else { 1 };
-        let options = format!("{} -DCOPY=0 -DLANES={lanes} -DBINARY={binary}", self.options());
+        let options = format!("{} -DCOPY=0 -DLANES={lanes} -DBINARY={binary} -DPRESET={preset}", self.options());
         let kernel = self.lane.device().kernel(&DELTA, &options)?;
         // SAFETY: as above; there are `lanes` threads per row.
-        unsafe { launch_each(self.lane, &kernel, lanes * batch * heads * queries, &call.params)? };
+        unsafe { launch_each(self.lane, &kernel, lanes * batch * heads * padded, &call.params)? };
         rest(&call)
     }
 }

@@ -15,6 +15,7 @@
 //   wgmma_backward.cu, version 1       276 (257)   366 (348)
 //   version 2                          325 (289)   375 (359)
 //     dq of width 64 in 16 warps a multiprocessor, dk and dv in 8 with twice the queries a tile
+//   specialised_backward.cu            see there: one pass, five products
 
 #define DQ 0
 #define DKV 1
@@ -40,9 +41,10 @@ __device__ __forceinline__ Sides of_keys(const Params& p, int batch, int key_hea
 struct Work {
     int batch, own_head, head, key_head, row, begin, end, items;
 
-    __device__ __forceinline__ Work(Params& p) {
+    template <class P>
+    __device__ __forceinline__ Work(P& p, unsigned index) {
         int share = p.heads / p.key_heads;
-        Place at = place(p, blockIdx.x, OF_QUERIES ? p.heads : p.key_heads, OF_QUERIES);
+        Place at = place(p, index, OF_QUERIES ? p.heads : p.key_heads, OF_QUERIES);
         batch = at.batch, own_head = at.head;
         head = OF_QUERIES ? own_head : own_head * share;
         key_head = OF_QUERIES ? own_head / share : own_head;

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_mma_backwar
     STORAGE* stages = own_value + OWN * VALUE_LEADING;
     float* all_facts = (float*)(stages + 2 * STAGE);
 
-    Work work(p);
+    Work work(p, blockIdx.x);
     if (work.items) {
         Sides own = work.own(p);
         fetch<OWN, WIDTH, LEADING, THREADS>(own_side, own.side, work.row, 0);

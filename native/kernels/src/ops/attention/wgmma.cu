@@ -45,6 +45,13 @@ __device__ __forceinline__ void multiply_add(Sums (&d)[16], const Left& x, u64 b
                  : SUMS_128 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(b));
 }
 
+// d += a b, or d = a b if `more` is 0: a is stored transposed; both in shared memory, 16 rows each.
+__device__ __forceinline__ void multiply_add_turned(Sums (&d)[8], u64 a, u64 b, int more) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16." TYPES " {" NAMES_64 "}, %32, %33, p, 1, 1, 1, 1;\n}"
+                 : SUMS_64 : "l"(a), "l"(b), "r"(more));
+}
+
 // Orders earlier accesses to registers before the products that follow. From here to `settle`, registers of products in
 // flight must not be touched.
 __device__ __forceinline__ void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -103,15 +110,16 @@ __device__ __forceinline__ void fetch_swizzled(STORAGE* to, const Matrix& from, 
     }
 }
 
-// s = a b': 64 of TALL rows of a by COLUMNS rows of b, over INNER columns; a and b are shared-memory addresses.
-template <int TALL, int COLUMNS, int INNER>
+// s = a b', or s += a b' if ADD: 64 of TALL rows of a by COLUMNS rows of b, over INNER columns; a and b are shared-memory
+// addresses.
+template <int TALL, int COLUMNS, int INNER, bool ADD = false>
 __device__ __forceinline__ void start_products(Sums (&s)[TILES][COLUMNS / 8], unsigned a, unsigned b) {
     unsigned left = half_described(a, 16), right = half_described(b, 16);
     registers_ready();
 #pragma unroll
     for (int d = 0; d < INNER; d += 16)
         multiply_add(s[0], described(left + d / 64 * TALL * 8 + d % 64 / 8), described(right + d / 64 * COLUMNS * 8 + d % 64 / 8),
-                     d);
+                     ADD || d);
     end_products();
 }
 

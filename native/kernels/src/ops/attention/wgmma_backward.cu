@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN) attention_wgmma_backw
     STORAGE* stages = own_value + OWN * VALUE_WIDTH;
     float* all_facts = (float*)(stages + 2 * STAGE);
 
-    Work work(p);
+    Work work(p, blockIdx.x);
     if (work.items) {
         Sides own = work.own(p);
         fetch_swizzled<OWN, WIDTH>(own_side, own.side, work.row);

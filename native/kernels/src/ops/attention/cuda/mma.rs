@@ -1,7 +1,7 @@
 //! Attention in 16-bit storage on tensor cores: by mma.sync from Ampere on, and by wgmma on Hopper.
 
 use super::super::Problem;
-use super::{Call, Launch, Own, Params, specialised};
+use super::{Call, Launch, Own, Params, Statistics, specialised};
 use crate::cuda::{Lane, Source, compiler};
 use crate::error::Result;
 use crate::tensor::DType;
@@ -202,7 +202,11 @@ pub(super) fn forward(call: &Call<f32>) -> Result<()> {
 
 /// Queues the gradient.
 pub(super) fn backward(call: &Call<f32>) -> Result<()> {
-    roles(call.problem).iter().try_for_each(|&role| launch(call, role))
+    match specialised::BackwardTile::choose(call) {
+        Some(tile) if hopper(call)? => tile.launch(call),
+        _ => call
+            .backward(Statistics::Binary, |call| roles(call.problem).iter().try_for_each(|&role| launch(call, role))),
+    }
 }
 
 fn launch(call: &Call<f32>, role: Role) -> Result<()> {
