@@ -521,6 +521,50 @@ fn odd_tiles_at_offsets_agree() {
     }
 }
 
+/// Checks forward and backward in 16-bit storage against the general kernels in f64.
+fn gradients_agree(case: Case) {
+    let Some(device) = gpu() else { return };
+    for storage in [DType::Bf16, DType::F16] {
+        agrees_as(&device, &case, storage, Truth::General, 1.0);
+    }
+}
+
+/// Tiles of Hopper's gradients at odd sizes: queries and keys that end within a tile or a warpgroup.
+fn odd_tiles_have_gradients(widths: [usize; 2]) {
+    for rows in [[65, 66], [129, 450], [200, 313], [700, 129], [385, 641]] {
+        gradients_agree(case(2, [4, 2], rows, widths).size(1.0));
+        gradients_agree(case(2, [3, 1], rows, widths).size(1.0).causal().heads_last());
+    }
+}
+
+test_each! { odd_tiles_have_gradients, super::odd_tiles_have_gradients:
+    of_width_40: [40, 40];
+    of_width_64: [64, 64];
+    of_width_96: [96, 96];
+    of_width_128: [128, 128];
+    of_wide_keys: [128, 56];
+    of_wide_values: [64, 104];
+}
+
+/// Causal tiles of keys that no query sees, that all see, or that begin with a tile of queries.
+#[test]
+fn gradients_at_offsets_agree() {
+    for offset in [-1000, -260, -193, -130, -64, -1, 0, 63, 64, 127, 300, 511, 1000] {
+        gradients_agree(case(1, [2, 1], [260, 520], [64, 64]).offset(offset));
+        gradients_agree(case(1, [2, 1], [260, 300], [128, 128]).offset(offset).heads_last());
+    }
+}
+
+/// More tiles of keys than multiprocessors, so that blocks go on to further ones, with more heads than are interleaved.
+#[test]
+fn gradients_of_many_tiles_agree() {
+    for widths in [[64, 64], [128, 128]] {
+        gradients_agree(case(6, [12, 12], [300, 290], widths).size(1.0));
+        gradients_agree(case(6, [12, 12], [300, 290], widths).size(1.0).causal());
+        gradients_agree(case(8, [12, 6], [390, 500], widths).size(1.0).offset(-100));
+    }
+}
+
 #[test]
 fn parts_of_buffers_agree_at_any_address() {
     let Some(device) = gpu() else { return };
