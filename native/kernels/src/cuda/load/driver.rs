@@ -117,6 +117,14 @@ pub(in crate::cuda) fn attribute(device: sys::CUdevice, which: Attribute) -> Res
     Ok(value.max(0) as u32)
 }
 
+/// Bytes of a device's memory.
+pub(in crate::cuda) fn memory(device: sys::CUdevice) -> Result<usize> {
+    let mut bytes = 0;
+    // SAFETY: writes one size.
+    answer(unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, device) }, "cuDeviceTotalMem")?;
+    Ok(bytes)
+}
+
 /// Whether a device can read the memory of another.
 pub(in crate::cuda) fn reaches(device: sys::CUdevice, other: sys::CUdevice) -> Result<bool> {
     let mut can: c_int = 0;

@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use crate::cuda::load::compiler::compiler;
-use crate::cuda::load::driver::{answer, attribute, capability, count, handle, ready, version};
+use crate::cuda::load::driver::{answer, attribute, capability, count, handle, memory, ready, version};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use std::ffi::{CStr, c_char};
@@ -39,16 +39,13 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
 
 fn info(ordinal: usize) -> Result<DeviceInfo> {
     let device = handle(ordinal)?;
-    let mut memory = 0;
-    // SAFETY: writes one size.
-    answer(unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) }, "cuDeviceTotalMem")?;
     let used = Device::in_use(ordinal);
     Ok(DeviceInfo {
         ordinal,
         name: name(device)?,
         capability: capability(device)?,
         multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        memory,
+        memory: memory(device)?,
         memory_free: used.as_ref().and_then(|device| device.memory_free().ok()),
         driver: version()?,
         compiler: compiler(),

@@ -12,8 +12,11 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Upper limit for the bytes of cached blocks, and for those that the pool of lanes keeps.
+/// Upper limit for the bytes of cached blocks.
 const KEPT: usize = 4 << 30;
+
+/// The pool of lanes keeps up to one in so many of the device's bytes: gradients of 2^20 steps need 13 GB.
+const KEPT_OF_LANES: usize = 4;
 
 pub(in crate::cuda) struct Memory {
     pool: sys::CUmemoryPool,
@@ -41,7 +44,8 @@ impl Memory {
     /// The memory of the device whose context is bound.
     pub(in crate::cuda) fn new(ordinal: usize) -> Result<Memory> {
         let order = lane::stream().or_else(|(code, what)| driver::answer(code, what).map(|()| std::ptr::null_mut()))?;
-        let [pool, of_lanes] = [pool(ordinal, 0)?, pool(ordinal, KEPT)?];
+        let all = driver::memory(driver::handle(ordinal)?)?;
+        let [pool, of_lanes] = [pool(ordinal, 0)?, pool(ordinal, all / KEPT_OF_LANES)?];
         Ok(Memory { pool, of_lanes, order, spares: Mutex::default(), readers: Mutex::default() })
     }
 
