@@ -131,9 +131,9 @@ impl Parts {
             let given = inputs[at].iter().map(|(name, view)| (name.clone(), *view)).chain(taken).collect();
             let written = own.iter_mut().map(|(name, view)| (name.clone(), view.reborrow())).collect();
             self.calls[at].cpu(&given, written, exec).map_err(|error| of_part(at, error))?;
-            let copy = |state: &State| Some((state.taken.clone(), own.find(&state.given)?.view()));
+            let given = |state: &State| Some((state.taken.clone(), own.find(&state.given)?.view()));
             passed =
-                self.states.iter().filter_map(copy).map(|(name, view)| (name, view.cast(view.spec().dtype))).collect();
+                self.states.iter().filter_map(given).map(|(name, view)| (name, view.cast(view.spec().dtype))).collect();
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Parts {
         let mut own = outputs.clone();
         for State { taken, given: from } in &self.states {
             let Some((state, to)) = before.and_then(|before| before.find(from)).zip(own.take(taken)) else { continue };
-            courier.copy_from(state, &to)?;
+            copy(state, &to, &courier)?;
             given.push(taken.clone(), to);
         }
         self.calls[at].cuda(&given.as_ref(), &own.as_ref(), lane).map(|()| given)
@@ -180,9 +180,15 @@ impl Parts {
 }
 
 fn copied(buffer: &Buffer, device: &Device, courier: &Lane) -> Result<Buffer> {
-    let copy = Buffer::new(device, buffer.spec())?;
-    courier.copy_from(buffer, &copy)?;
-    Ok(copy)
+    let to = Buffer::new(device, buffer.spec())?;
+    copy(buffer, &to, courier)?;
+    Ok(to)
+}
+
+/// Queues a copy. Whoever needs it waits for this copy only, and not for later ones, which may have to wait long.
+fn copy(from: &Buffer, to: &Buffer, courier: &Lane) -> Result<()> {
+    courier.copy_from(from, to)?;
+    courier.finished(to)
 }
 
 /// Lanes for the parts of a sequence on these devices.
