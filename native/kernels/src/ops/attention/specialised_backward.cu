@@ -112,13 +112,20 @@ __device__ __forceinline__ void produce(const Gradients& all, const Memory& memo
     arrive(&stages.own), arrive(&stages.own);
 }
 
-// Does `done(work)` for each part of the block's work, as the producer announces it.
-template <class F>
+// The index that the producer announces. In a WARP it is read by the lane that frees it later.
+template <bool WARP>
+__device__ __forceinline__ unsigned announced(const Stages& stages) {
+    unsigned index = WARP && threadIdx.x % 32 ? 0 : stages.index;
+    return WARP ? __shfl_sync(0xffffffff, index, 0) : index;
+}
+
+// Does `done(work)` for each part of the block's work, by a WARP or by one thread.
+template <bool WARP, class F>
 __device__ __forceinline__ void each_work(const Gradients& all, Stages& stages, F done) {
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
         wait(&stages.own, parity);
-        unsigned index = stages.index;
+        unsigned index = announced<WARP>(stages);
         if (index >= all.works) return;
         done(Work(all.of, index));
     }
@@ -151,7 +158,7 @@ __device__ __forceinline__ void add_tiles(const Gradients& all, const Memory& me
     Stages& stages = *memory.stages;
     Turn<SUMS_STAGES> turn = {};
     int tiles = (p.queries + OTHER - 1) / OTHER;
-    each_work(all, stages, [&](const Work& work) {
+    each_work<false>(all, stages, [&](const Work& work) {
         unsigned count = work.row / OWN;
         arrive(&stages.own_free);
         each_tile(work, [&](const Tile& tile) {
@@ -387,6 +394,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + PRODUCERS, 1)
         Consumer consumer = {all, memory, address(memory.k), address(memory.v), address(memory.q), address(memory.y),
                              address(memory.ds), group};
         if (group == 0) give_turn(0);
-        each_work(all, *memory.stages, [&](const Work& work) { consumer.keys(work); });
+        each_work<true>(all, *memory.stages, [&](const Work& work) { consumer.keys(work); });
     }
 }
