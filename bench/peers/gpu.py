@@ -7,6 +7,7 @@ would hide the Python package `cuda`, which PyTorch imports.)
 
 from importlib.util import find_spec
 
+import attention
 import gated_delta_rule
 import linear_attention
 import mm_rec
@@ -36,6 +37,7 @@ MM_REC = {
     ),
     "cumprod_scan": ("torch_eager/plain", "torch_compile/plain", "jax/cumprod"),
 }
+ATTENTION = {op.name: ("torch_cudnn/sdpa", "torch_flash/sdpa") for op in attention.OPS}
 FLA = ("fla_triton/chunk64", "fla_graph/chunk64")
 # Without this JAX takes most of the GPU's memory at once.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -62,6 +64,7 @@ def main():
             linear_attention.ON_GPU, {"linear_attention": FLA}, ENVIRONMENT
         ),
         "gla": Suite(linear_attention.BY_KEY_ON_GPU, {"gla": FLA}, ENVIRONMENT),
+        "attention": Suite(attention.ON_GPU, ATTENTION, ENVIRONMENT),
         "ssd": Suite(ssd.ON_GPU, {"ssd": SSD}, ENVIRONMENT),
     }
     args = arguments(__doc__, suites)

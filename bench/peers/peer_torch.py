@@ -2,6 +2,7 @@
 
 import torch
 
+import attention_torch
 import bf16_torch
 import gated_delta_rule_torch
 import linear_attention_torch
@@ -18,6 +19,7 @@ FORMS = {
     "gated_delta_rule": gated_delta_rule_torch.FORMS,
     "linear_attention": linear_attention_torch.FORMS,
     "gla": linear_attention_torch.FORMS_BY_KEY,
+    **attention_torch.FORMS,
     **transformer_torch.FORMS,
     **mm_rec_torch.FORMS,
     **quant_torch.FORMS,

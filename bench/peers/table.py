@@ -58,6 +58,11 @@ FLA = {
     "fla_triton": "flash-linear-attention, Triton",
     "fla_graph": "as one CUDA graph",
 }
+ATTENTION = {
+    "ours": "Sidewinder",
+    "torch_cudnn": "cuDNN, by PyTorch",
+    "torch_flash": "FlashAttention-2, by PyTorch",
+}
 # A measure beside the race.
 OTHER_OPS = ("gru",)
 # A suite's titles, and the family of contenders that shows its limit.
@@ -72,9 +77,11 @@ ABOUT = {
     "gated_delta_rule": (FLA, None),
     "linear_attention": (FLA, None),
     "gla": (FLA, None),
+    "attention": (ATTENTION, None),
 }
 TOOLS = {
     "bf16": ("torch",),
+    "attention": ("torch",),
     "selective_scan": ("torch", "jax"),
     "ssd": ("torch", "mamba_ssm"),
     "gated_delta_rule": ("torch", "triton", "flash-linear-attention"),
@@ -193,7 +200,7 @@ def footer(result, suite):
     place = m["gpu"] if result["device"] != "cpu" else f"{m['cpu']}, {m['cores']} cores"
     tools = [f"{name} {v[name]}" for name in TOOLS[suite] if name in v]
     tools += filter(None, [v["rustc"]])  # a machine that a built program was carried to may have no compiler
-    narrow = suite in ("bf16", "gated_delta_rule", "linear_attention", "gla")
+    narrow = suite in ("bf16", "attention", "gated_delta_rule", "linear_attention", "gla")
     narrow = narrow or (suite == "ssd" and result["device"] != "cpu")
     dtype = "bfloat16" if narrow else "float32"
     return f"{place}; {', '.join(tools)}; {dtype}; {result['date']}."
