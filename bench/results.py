@@ -39,6 +39,7 @@ KINDS = {
     "packed_cuda": tables.packed,
     "parts_": tables.parts,
     "quant_h200": tables.quant_products,
+    "sessions_": tables.sessions,
     "telemetry_": tables.telemetry,
     "train_": tables.train,
     "training_step_": tables.training_step,

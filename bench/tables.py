@@ -228,6 +228,17 @@ def train(path):
     return [grid(head, body), machine(about)]
 
 
+def sessions(path):
+    rows, about = rows_of(path)
+    flags = distinct(rows, "flags")
+    runs = lambda count, flag: [row["median_ms"] for row in rows if (row["sessions"], row["flags"]) == (count, flag)]
+    body = [
+        [str(count), *(", ".join(cell(ms) for ms in runs(count, flag)) for flag in flags)]
+        for count in distinct(rows, "sessions")
+    ]
+    return [grid(["sessions", *(f"`{flag}`" if flag else "no flags" for flag in flags)], body), machine(about)]
+
+
 def mamba_time(path):
     rows, _ = rows_of(path)
     types = distinct(rows, "dtype")

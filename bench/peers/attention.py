@@ -63,4 +63,4 @@ def workloads(*sizes):
 
 
 OPS = (op("attention_to_all", False), op("attention_causal", True))
-ON_GPU = (*workloads(4, 16, 4096, 64), *workloads(2, 32, 8192, 128))
+ON_GPU = (*workloads(4, 16, 4096, 64), *workloads(1, 16, 8192, 128))
