@@ -11,6 +11,7 @@ mod bf16;
 
 use super::convert::{rounded, widened};
 use super::pool::Shared;
+use super::vector::{MAX_LANES, transpose};
 use super::{Epilogue, Exec, Real, Storage, Vector, Work, each_vector, elementwise, pool, prefetch, unrolled};
 use crate::base::scratch::Scratch;
 use crate::error::Result;
@@ -175,7 +176,7 @@ pub fn multiply<S: Storage>(
     let wide = widened::<S>(b.values, exec)?;
     let b = Matrix { values: &wide, rows: b.rows, columns: b.columns, strides: b.strides };
     if b.strides[0] == 1 && (SEVERAL..n).contains(&m) {
-        return by_columns(a, b, to, add, threads);
+        return by_columns(a, b, to, add, &Exec { threads, ..*exec });
     }
     by_gemm(a, b, (to, [n, 1]), add, threads)
 }
@@ -188,15 +189,15 @@ pub const SEVERAL: usize = 16;
 /// Columns of such a result that are computed and transposed at a time.
 const PANEL: usize = 4096;
 
-fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, threads: usize) -> Result<()> {
+fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, exec: &Exec) -> Result<()> {
     let (rows, columns) = (a.rows, b.columns);
     let mut panel = Scratch::any(rows * columns.min(PANEL))?;
     for first in (0..columns).step_by(PANEL) {
         let these = first..columns.min(first + PANEL);
         let of_b = Matrix { values: &b.values[first * b.strides[1]..], columns: these.len(), ..b };
         let panel = &mut panel[..rows * these.len()];
-        by_gemm(a, of_b, (panel, [1, rows]), false, threads)?;
-        turn_back(panel, &Shared::new(to), (columns, these), add, threads)?;
+        by_gemm(a, of_b, (panel, [1, rows]), false, exec.threads)?;
+        turn_back(panel, &Shared::new(to), (columns, these), add, exec)?;
     }
     Ok(())
 }
@@ -204,40 +205,88 @@ fn by_columns<E: Real>(a: Matrix<E>, b: Matrix<E>, to: &mut [E], add: bool, thre
 /// Rows and columns that are transposed together.
 const BLOCK: usize = 16;
 
+type Block<E> = [[E; BLOCK]; BLOCK];
+
 /// Transposes the panel into the columns `these` of `to`, or adds it there.
 fn turn_back<E: Real>(
     panel: &[E],
     to: &Shared<E>,
     (columns, these): (usize, Range<usize>),
     add: bool,
-    threads: usize,
+    exec: &Exec,
 ) -> Result<()> {
-    let rows = panel.len() / these.len();
-    pool::for_each(threads, rows.div_ceil(BLOCK), |block| {
-        let block = block * BLOCK..rows.min((block + 1) * BLOCK);
-        for first in these.clone().step_by(BLOCK) {
-            let part = first..these.end.min(first + BLOCK);
-            let square = square(&panel[(first - these.start) * rows..], rows, part.len(), block.clone());
-            for (i, row) in block.clone().enumerate() {
-                // SAFETY: blocks share no row.
-                let to = unsafe { to.part(row * columns + first, part.len()) };
-                for (to, column) in to.iter_mut().zip(&square) {
-                    *to = if add { Vector::add(*to, column[i]) } else { column[i] };
-                }
-            }
-        }
+    let height = panel.len() / these.len();
+    pool::for_each(exec.threads, height.div_ceil(BLOCK), |block| {
+        let rows = block * BLOCK..height.min((block + 1) * BLOCK);
+        E::dispatch(exec.level, TurnBack { panel, height, to, columns, these: these.clone(), add, rows });
     })
 }
 
-/// Transposes some rows of `columns` columns of a panel. The lines of the panel, and those of the result, often fall
-/// into the same few cache sets. So each line is read or written once, and transposed in a local block.
-#[inline(always)]
-fn square<E: Real>(panel: &[E], height: usize, columns: usize, rows: Range<usize>) -> [[E; BLOCK]; BLOCK] {
-    let mut square = [[E::from_f64(0.0); BLOCK]; BLOCK];
-    for (to, column) in square.iter_mut().zip(panel.chunks(height)).take(columns) {
-        to[..rows.len()].copy_from_slice(&column[rows.clone()]);
+/// Transposes some rows of a panel. The lines of the panel, and those of the result, often fall into the same few cache
+/// sets. So each line is read or written once, and transposed in a local block.
+struct TurnBack<'a, E: Real> {
+    panel: &'a [E],
+    height: usize,
+    to: &'a Shared<'a, E>,
+    columns: usize,
+    these: Range<usize>,
+    add: bool,
+    rows: Range<usize>,
+}
+
+impl<E: Real> Work<E> for TurnBack<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vector<Element = E>>(self) {
+        for first in self.these.clone().step_by(BLOCK) {
+            let columns = first..self.these.end.min(first + BLOCK);
+            let turned = turned::<V>(&self.block(columns.clone()));
+            for (row, values) in self.rows.clone().zip(&turned) {
+                // SAFETY: blocks share no row.
+                let to = unsafe { self.to.part(row * self.columns + first, columns.len()) };
+                each_vector!(to.len(), |at, end| {
+                    let value = V::load_partial(&values[at..end]);
+                    let value = if self.add { value.add(V::load_partial(&to[at..end])) } else { value };
+                    value.store_partial(&mut to[at..end]);
+                });
+            }
+        }
     }
-    square
+}
+
+impl<E: Real> TurnBack<'_, E> {
+    /// The rows of some columns of the panel.
+    #[inline(always)]
+    fn block(&self, columns: Range<usize>) -> Block<E> {
+        let mut block = [[E::from_f64(0.0); BLOCK]; BLOCK];
+        for (to, column) in block.iter_mut().zip(columns) {
+            let from = &self.panel[(column - self.these.start) * self.height..][self.rows.clone()];
+            match from.first_chunk() {
+                Some(whole) => *to = *whole,
+                None => to[..from.len()].copy_from_slice(from),
+            }
+        }
+        block
+    }
+}
+
+#[inline(always)]
+fn turned<V: Vector>(block: &Block<V::Element>) -> Block<V::Element> {
+    let mut turned = *block;
+    for i in (0..BLOCK).step_by(V::LANES) {
+        for j in (0..BLOCK).step_by(V::LANES) {
+            let mut square = [V::zero(); MAX_LANES];
+            for (to, row) in square.iter_mut().zip(&block[i..i + V::LANES]) {
+                *to = V::load(&row[j..j + V::LANES]);
+            }
+            transpose(&mut square);
+            for (row, values) in turned[j..j + V::LANES].iter_mut().zip(square) {
+                values.store(&mut row[i..i + V::LANES]);
+            }
+        }
+    }
+    turned
 }
 
 /// Writes the product to the result at these strides, which are positive.
