@@ -21,7 +21,7 @@ use crate::with_type;
 use std::ops::Range;
 
 /// The most tiles of a sequence: the states at the start of each are kept.
-const MOST_TILES: usize = 512;
+const MOST_TILES: usize = 128;
 /// The most parts of a group.
 const MOST_PARTS: usize = 8;
 /// The most elements in the partial sums for `dB` of all parts.
