@@ -34,9 +34,8 @@
 //     running pointers, sums that start from their first terms
 //   version 3           0.065         0.189           1.274           3.40
 //     loads of a tile's start together, prefetch of the next tile, better layouts
-//   version 4           0.053         0.141           1.20            2.90
-//     pass 2 computes decays between other work, ahead of their use; layouts that fill the device more evenly. Sums of
-//     kernels that were measured one by one; predicates for padding steps came after, and are not measured.
+//   version 4           0.055         0.146         1.21            2.91
+//     pass 2 computes decays between other work, ahead of their use; layouts that fill the device more evenly
 // Pass 2 issued in 47% of all clocks in version 3, for its compiled code waited for each exponential on its own, and
 // issues in 55% in version 4. Of 3.4 clocks a warp and instruction, 0.7 are fixed latencies, 0.5 the other warp's,
 // 0.4 shared memory, exponentials and shuffles, and 0.3 global memory. There are no registers for more than two warps
