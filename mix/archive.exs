@@ -12,6 +12,8 @@ defmodule Sidewinder.Archive do
   @tries 3
   @client :sidewinder
   @connect_ms 15_000
+  # For a whole archive of about 10 MB.
+  @timeout_ms 300_000
 
   @doc "The file with the checksums of all archives of a version, in a package."
   def checksums, do: "checksum-Elixir.Sidewinder.Native.exs"
@@ -52,12 +54,13 @@ defmodule Sidewinder.Archive do
   The library in the archive `name`, whose checksum is one of those in the file `checksums`.
 
   `base` is the folder or the URL with the archives. Answers with `{:error, why}` where the archive is not there, cannot
-  be fetched, or is not the one that the checksum is of.
+  be fetched, or is not the one that the checksum is of. An answer that is not complete after `:timeout` milliseconds is
+  given up.
   """
-  def library(name, checksums, base) do
+  def library(name, checksums, base, options \\ []) do
     with :ok <- check_nif(:erlang.system_info(:nif_version)),
          {:ok, sum} <- checksum(name, checksums),
-         {:ok, archive} <- read(base, name, sum),
+         {:ok, archive} <- read(base, name, sum, options[:timeout] || @timeout_ms),
          do: unpack(name, archive)
   end
 
@@ -88,8 +91,10 @@ defmodule Sidewinder.Archive do
   defp listed([]), do: "none"
   defp listed(names), do: names |> Enum.sort() |> Enum.join(", ")
 
-  defp read(base, name, sum) do
-    if base =~ ~r"^https?://", do: cached(base, name, sum), else: from_folder(base, name, sum)
+  defp read(base, name, sum, timeout) do
+    if base =~ ~r"^https?://",
+      do: cached(base, name, sum, timeout),
+      else: from_folder(base, name, sum)
   end
 
   defp from_folder(folder, name, sum) do
@@ -101,12 +106,12 @@ defmodule Sidewinder.Archive do
     end
   end
 
-  defp cached(base, name, sum) do
+  defp cached(base, name, sum, timeout) do
     path = Path.join(cache(), name)
     url = String.trim_trailing(base, "/") <> "/" <> name
 
     with {:error, _} <- from_folder(cache(), name, sum),
-         {:ok, archive} <- download(url),
+         {:ok, archive} <- download(url, timeout),
          {:ok, archive} <- intact(archive, sum, url) do
       keep(path, archive)
       {:ok, archive}
@@ -150,12 +155,14 @@ defmodule Sidewinder.Archive do
   end
 
   # A client of its own: Mix's may have other options.
-  defp download(url) do
+  defp download(url, timeout) do
+    Mix.shell().info("sidewinder: downloading #{url}")
     Enum.each([:inets, :ssl], &ensure/1)
     {:ok, client} = :inets.start(:httpc, profile: @client)
 
     try do
-      with {:ok, options} <- http_options(URI.parse(url).scheme), do: get(url, options, @tries)
+      with {:ok, options} <- http_options(URI.parse(url).scheme),
+           do: get(url, [timeout: timeout] ++ options, @tries)
     after
       :inets.stop(:httpc, client)
     end
@@ -167,7 +174,7 @@ defmodule Sidewinder.Archive do
     case :httpc.request(:get, request, options, [body_format: :binary], @client) do
       {:ok, {{_, 200, _}, _headers, archive}} -> {:ok, archive}
       {:ok, {{_, status, text}, _, _}} -> {:error, "#{url}: status #{status} #{text}"}
-      {:error, _why} when tries > 1 -> get(url, options, tries - 1)
+      {:error, why} when why != :timeout and tries > 1 -> get(url, options, tries - 1)
       {:error, why} -> {:error, "#{url} cannot be reached: #{inspect(why)}"}
     end
   end

@@ -12,6 +12,9 @@ defmodule Sidewinder.ArchiveTest do
   @name "libsidewinder_nif-v1.2.3-nif-2.16-x86_64-unknown-linux-gnu.so.tar.gz"
 
   setup %{tmp_dir: folder} do
+    shell = Mix.shell()
+    Mix.shell(Mix.Shell.Process)
+    on_exit(fn -> Mix.shell(shell) end)
     archive = tar(folder, [{~c"libsidewinder_nif.so", @library}])
     File.write!(Path.join(folder, @name), archive)
     %{archive: archive, sums: sums(folder, %{@name => "sha256:" <> Archive.sha256(archive)})}
@@ -123,6 +126,9 @@ defmodule Sidewinder.ArchiveTest do
 
     assert_received {:request, "GET /mirror/#{@name} HTTP/1.1"}
     refute_received {:request, _}
+    told = "sidewinder: downloading #{url}/mirror/#{@name}"
+    assert_received {:mix_shell, :info, [^told]}
+    refute_received {:mix_shell, _, _}
     assert File.ls!(Path.join(folder, "cache")) == [@name]
   end
 
@@ -145,6 +151,22 @@ defmodule Sidewinder.ArchiveTest do
     {:error, why} = Archive.library(@name, context.sums, "http://127.0.0.1:1")
     assert why =~ "http://127.0.0.1:1/#{@name} cannot be reached: "
     assert why =~ "econnrefused"
+  end
+
+  test "a server that never answers is given up", %{tmp_dir: folder} = context do
+    with_env(%{"RUSTLER_PRECOMPILED_GLOBAL_CACHE_PATH" => Path.join(folder, "cache")})
+    # Connections wait in its queue.
+    {:ok, listener} = :gen_tcp.listen(0, ip: {127, 0, 0, 1})
+    {:ok, port} = :inet.port(listener)
+    url = "http://127.0.0.1:#{port}"
+
+    {us, {:error, why}} =
+      :timer.tc(fn -> Archive.library(@name, context.sums, url, timeout: 100) end)
+
+    assert why == "#{url}/#{@name} cannot be reached: :timeout"
+    assert us in 100_000..10_000_000
+    assert {:ok, _} = :gen_tcp.accept(listener, 0)
+    assert {:error, :timeout} = :gen_tcp.accept(listener, 0)
   end
 
   test "proxies of the environment are used, with their passwords",
