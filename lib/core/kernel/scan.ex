@@ -1,9 +1,21 @@
 defmodule Sidewinder.Kernel.Scan do
   @moduledoc """
-  The selective scan of Mamba, over whole sequences and one token at a time; the linear recurrence
-  that such scans are; and the gradients of both.
+  Recurrences over whole sequences, and their gradients:
 
-  In the shapes B is the batch, L the length, D the channels, N the states of a channel, and G the
+    * `selective_scan/6`, the selective scan of Mamba, with `selective_state_update/7` for one token at a time
+    * `ssd/6`, the scan of Mamba-2
+    * `gated_delta_rule/5`, the recurrence of Gated DeltaNet
+    * `linear_attention/4`, attention without softmax: linear transformer, retention, GLA
+    * `linear_scan/3`, `h = a * h + b` for each element
+
+  `x` of the first three functions, `q` of the next two and `a` of the last decide the storage type: `:f32`, `:bf16`,
+  `:f16`, or `:f64`. `dt`, `b`, `c`, `:z`, `k`, `v`, `beta` and the main output have that type too. States, `:g`, `:d`,
+  `:dt_bias`, and `a` of the first three functions have the type of the arithmetic: `:f32`, or `:f64` for `:f64`. Results
+  are rounded once.
+
+  ## The selective scan
+
+  In its shapes B is the batch, L the length, D the channels, N the states of a channel, and G the
   number of groups that the channels fall into, in order. All tensors are channel-last.
 
   For each batch, channel `d`, state `n` and time `t`:
@@ -12,10 +24,6 @@ defmodule Sidewinder.Kernel.Scan do
       h = exp(delta * a[d,n]) * h + delta * b[t,n] * x[t]          h starts as the initial state, or 0
       y = sum_n c[t,n] * h[n] + d[d] * x[t]                        `d` where it is given
       y = y * silu(z)                                              `z` where it is given
-
-  `x` decides the storage type: `:f32`, `:bf16`, `:f16`, or `:f64`. `dt`, `b`, `c`,
-  `z` and `y` have that type too; `a`, `d`, `dt_bias`, all states and the arithmetic are `:f32`
-  (`:f64` for `:f64`), and results are rounded once.
 
   ## Packed sequences
 

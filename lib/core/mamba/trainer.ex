@@ -1,7 +1,8 @@
 defmodule Sidewinder.Mamba.Trainer do
   @moduledoc """
-  Trains a Mamba or Mamba-2 language model entirely in the native library: forward pass, backward pass and AdamW, where
-  the model is. It needs no Nx. (A backbone within a model of your own is trained by Axon: see `Sidewinder.Axon`.)
+  Trains language models of Mamba, FalconMamba and Mamba-2 entirely in the native library: forward pass, backward pass and
+  AdamW run where the model is, and need no Nx. A backbone within a model of your own is trained by Axon: see
+  `Sidewinder.Axon`.
 
       trainer = Trainer.new(Mamba.random(layers: 4, width: 128, vocabulary: 256))
       for batch <- batches, do: Trainer.step(trainer, batch, learning_rate: 1.0e-3)
