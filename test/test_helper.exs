@@ -1,5 +1,9 @@
 %{gpus: gpus, why_no_gpus: why, exla: exla} = Sidewinder.Device.info()
 
+# As in the tests in Rust.
+if gpus == [] and System.get_env("SIDEWINDER_REQUIRE_CUDA") == "1",
+  do: raise("SIDEWINDER_REQUIRE_CUDA=1, but there is no CUDA device: #{why}")
+
 left_out =
   case gpus do
     [] -> [cuda: "no CUDA device: #{why}"]
