@@ -42,6 +42,14 @@ defmodule Sidewinder.PackageTest do
     assert compressed(files()) < @most_bytes
   end
 
+  test "the entry of this version in CHANGELOG.md is the text of its release" do
+    notes = &System.cmd(Path.expand("bin/release_notes"), [&1], stderr_to_stdout: true)
+    {text, 0} = notes.(Mix.Project.config()[:version])
+    assert text =~ ~r/\S/
+    refute text =~ ~r/^##? /m
+    assert notes.("0.0.0") == {"CHANGELOG.md has no entry for version 0.0.0\n", 1}
+  end
+
   defp compressed(files) do
     path = Path.join(System.tmp_dir!(), "sidewinder-package-#{System.pid()}.tar.gz")
     :ok = :erl_tar.create(path, Enum.map(files, &String.to_charlist/1), [:compressed])
