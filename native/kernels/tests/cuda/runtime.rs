@@ -15,6 +15,17 @@ use sidewinder_kernels::ops::scan::selective_scan::cuda::Plan;
 use sidewinder_kernels::ops::scan::selective_scan::{Options, SelectiveScan};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 
+/// The parameters of kernels that write to one address.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params(u64);
+
+// SAFETY: both declarations are a single address.
+unsafe impl Declared for Params {
+    type Any = Params;
+    const TEXT: &'static str = "struct Params { float* to; };";
+}
+
 /// In a process of its own, so that other tests' buffers do not count.
 #[test]
 fn memory_comes_back() {
@@ -95,6 +106,31 @@ fn lanes_wait_for_each_other() {
     }
 }
 
+/// Memory that goes waits for its lanes. Where that happens between a note of other memory and the work there, the work
+/// must not count as done.
+#[test]
+fn waits_of_others_end_only_what_is_queued() {
+    const LATE: Source<Params> = Source::new(
+        "write_late",
+        "extern \"C\" __global__ void write_late(const __grid_constant__ Params p) {
+            for (long long from = clock64(); clock64() - from < 20000000;);
+            *p.to = 7;
+        }",
+    );
+    let Some(device) = gpu() else { return };
+    let spec = Spec::new(DType::F32, &[1]).unwrap();
+    let [late, gone] = [(); 2].map(|()| Buffer::new(&device, spec).unwrap());
+    let (lane, other) = (device.lane().unwrap(), device.lane().unwrap());
+    let kernel = device.kernel(&LATE, "").unwrap();
+    lane.fill(&gone, 0).unwrap();
+    lane.fill(&late, 0).unwrap();
+    let address = lane.address(&late).unwrap();
+    std::thread::spawn(move || drop(gone)).join().unwrap();
+    // SAFETY: the kernel writes the one element of the buffer, whose address comes from this lane.
+    unsafe { lane.launch(&kernel, [1, 1, 1], 1, &Params(address)).unwrap() };
+    assert_eq!(other.downloaded(&late).unwrap().view().to_f64().sum(), 7.0);
+}
+
 #[test]
 fn copies_of_every_size() {
     let Some(device) = gpu() else { return };
@@ -120,14 +156,6 @@ fn a_lost_device_says_so() {
 #[test]
 #[ignore = "run by a_lost_device_says_so"]
 fn a_lost_device_says_so_child() {
-    #[repr(C)]
-    #[derive(Clone, Copy)]
-    struct Params(u64);
-    // SAFETY: both declarations are a single address.
-    unsafe impl Declared for Params {
-        type Any = Params;
-        const TEXT: &'static str = "struct Params { float* to; };";
-    }
     const BAD: Source<Params> = Source::new(
         "write_to_nowhere",
         "extern \"C\" __global__ void write_to_nowhere(const __grid_constant__ Params p) { *p.to = 1; }",

@@ -54,10 +54,12 @@ pub(in crate::cuda) struct Core {
     workspace: Scratch,
 }
 
-/// The progress of a lane: points queued, and points known to be done.
+/// The progress of a lane: points noted before their work is queued, those whose work is queued for certain, and those
+/// known to be done.
 pub(in crate::cuda) struct Clock {
     device: Device,
     stream: sys::CUstream,
+    noted: AtomicU64,
     queued: AtomicU64,
     done: AtomicU64,
 }
@@ -74,6 +76,17 @@ impl Clock {
 
     pub(in crate::cuda) fn passed(&self, point: u64) -> bool {
         self.done.load(Ordering::Acquire) >= point
+    }
+
+    /// A point whose work is queued next, by the thread of the lane.
+    fn note(&self) -> u64 {
+        self.noted.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Tells that the work of all points is queued. Only the thread of the lane knows: any thread may wait, also between
+    /// a note and its work, which such a wait must not count as done.
+    fn all_queued(&self) {
+        self.queued.fetch_max(self.noted.load(Ordering::Acquire), Ordering::AcqRel);
     }
 
     /// Waits for all queued work. The device remembers errors.
@@ -110,7 +123,8 @@ impl Core {
     }
 
     fn on(device: &Device, stream: sys::CUstream) -> Core {
-        let clock = Clock { device: device.clone(), stream, queued: AtomicU64::new(0), done: AtomicU64::new(0) };
+        let [noted, queued, done] = Default::default();
+        let clock = Clock { device: device.clone(), stream, noted, queued, done };
         let (staging, scratch, workspace) = Default::default();
         Core { clock: Arc::new(clock), staging, scratch, blas: None, workspace }
     }
@@ -246,8 +260,7 @@ impl Lane {
         if self.guest {
             return buffer.keep();
         }
-        let until = self.clock.queued.fetch_add(1, Ordering::AcqRel) + 1;
-        buffer.note(&self.clock, until)
+        buffer.note(&self.clock, self.clock.note())
     }
 
     /// Tells that the work queued so far is this lane's last on the buffer, until it asks for the address again. Work of
@@ -281,11 +294,6 @@ impl Lane {
     pub fn scratch(&self, bytes: usize) -> Result<u64> {
         self.not_captured(bytes, "scratch memory")?;
         self.core(|core| core.scratch.at_least(bytes, &self.device, &self.clock))
-    }
-
-    /// Bytes of scratch memory that the lane holds now.
-    pub fn scratch_bytes(&self) -> usize {
-        self.core.as_ref().map_or(0, |core| core.borrow().scratch.bytes)
     }
 
     /// Memory for a tensor that only work queued on this lane uses. It is allocated and freed in stream order, so
@@ -441,6 +449,7 @@ impl Lane {
 
     /// Waits until all queued work is done. Reports errors of kernels that ran.
     pub fn synchronize(&self) -> Result<()> {
+        self.clock.all_queued();
         self.clock.synchronize()?;
         self.core(|core| {
             core.staging.drained();
@@ -474,6 +483,7 @@ impl Drop for Lane {
             if core.scratch.bytes > KEPT_SCRATCH {
                 core.scratch.release(&self.device, &self.clock);
             }
+            self.clock.all_queued();
             self.device.lanes().push(core);
         }
     }
