@@ -127,13 +127,16 @@ fn on_cpu(call: &Call, inputs: &Named<Owned>) -> Result<(Named<Owned>, Value)> {
 }
 
 fn on_device(call: &Call, inputs: &Named<Owned>, device: &Device) -> Result<(Named<Owned>, Value)> {
+    // Otherwise what earlier calls left would count.
+    device.trim()?;
     let lane = device.lane()?;
     let uploaded = common::uploaded(&lane, inputs)?;
     let outputs = call.outputs().try_map(|&spec| Buffer::new(device, spec))?;
     let queue = || call.cuda(&uploaded.as_ref(), &outputs.as_ref(), &lane);
+    device.peak_scratch_bytes()?;
     queue()?;
     let ms = common::milliseconds(&lane, 1, queue)?;
-    let told = json!({"ms": ms, "workspace_megabytes": lane.scratch_bytes() >> 20});
+    let told = json!({"ms": ms, "workspace_megabytes": device.peak_scratch_bytes()? >> 20});
     Ok((outputs.try_map(|output| lane.downloaded(output))?, told))
 }
 

@@ -144,6 +144,13 @@ impl Device {
         self.0.memory.held(self)
     }
 
+    /// The most bytes of scratch memory that all lanes used at once, beside inputs and outputs, since the last call of
+    /// this.
+    pub fn peak_scratch_bytes(&self) -> Result<usize> {
+        self.bind()?;
+        self.0.memory.peak_of_lanes(self)
+    }
+
     /// Frees memory that is cached for later calls, on the device and on the host.
     pub fn trim(&self) -> Result<()> {
         self.bind()?;

@@ -15,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Upper limit for the bytes of cached blocks.
 const KEPT: usize = 4 << 30;
 
-/// The pool of lanes keeps up to one in so many of the device's bytes: gradients of 2^20 steps need 13 GB.
+/// The pool of lanes keeps up to this part of the device's bytes, a quarter: gradients of 2^20 steps need 13 GB (`ssd`)
+/// to 25 GB (`gated_delta_rule`).
 const KEPT_OF_LANES: usize = 4;
 
 pub(in crate::cuda) struct Memory {
@@ -111,14 +112,18 @@ impl Memory {
 
     /// Bytes that the pools hold, in use or not.
     pub(in crate::cuda) fn held(&self, device: &Device) -> Result<usize> {
-        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-        let held = |pool| {
-            let mut bytes = 0u64;
-            // SAFETY: writes one u64, as this attribute asks.
-            let code = unsafe { sys::cuMemPoolGetAttribute(pool, which, (&raw mut bytes).cast()) };
-            device.answer(code, "cuMemPoolGetAttribute").map(|()| bytes as usize)
-        };
+        let held = |pool| bytes_of(device, pool, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         Ok(held(self.pool)? + held(self.of_lanes)?)
+    }
+
+    /// The most bytes of the pool of lanes that were in use at once since the last call.
+    pub(in crate::cuda) fn peak_of_lanes(&self, device: &Device) -> Result<usize> {
+        let which = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        let peak = bytes_of(device, self.of_lanes, which)?;
+        let mut again = 0u64;
+        // SAFETY: reads one u64; this attribute can be set to 0 only, which begins anew.
+        let code = unsafe { sys::cuMemPoolSetAttribute(self.of_lanes, which, (&raw mut again).cast()) };
+        device.answer(code, "cuMemPoolSetAttribute").map(|()| peak)
     }
 
     /// Returns all cached blocks to the system.
@@ -153,6 +158,14 @@ fn allocate(device: &Device, bytes: usize, pool: sys::CUmemoryPool, stream: sys:
 
 fn at(ordinal: usize) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 }
+}
+
+/// A number of bytes that a pool tells.
+fn bytes_of(device: &Device, pool: sys::CUmemoryPool, which: sys::CUmemPool_attribute) -> Result<usize> {
+    let mut bytes = 0u64;
+    // SAFETY: writes one u64, as attributes of bytes ask.
+    let code = unsafe { sys::cuMemPoolGetAttribute(pool, which, (&raw mut bytes).cast()) };
+    device.answer(code, "cuMemPoolGetAttribute").map(|()| bytes as usize)
 }
 
 /// A pool of its own, so that settings of other libraries do not change what it keeps: up to `kept` bytes when somebody
