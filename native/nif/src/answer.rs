@@ -1,7 +1,7 @@
 //! Converts results and panics to terms.
 
 use rustler::{Encoder, Env, Term};
-use sidewinder_kernels::error::{Error, Kind, Result};
+use sidewinder_kernels::error::{Error, Result};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -25,16 +25,11 @@ pub fn keep_panics_quiet() {
 /// Runs `work` and encodes its result, error or panic.
 pub fn answer<'a, T: Encoder>(env: Env<'a>, work: impl FnOnce() -> Result<T>) -> Term<'a> {
     let encoded = || work().map(|value| (atoms::ok(), value).encode(env));
-    let caught = catch_unwind(AssertUnwindSafe(encoded)).unwrap_or_else(|payload| Err(panicked(&*payload)));
+    let caught = catch_unwind(AssertUnwindSafe(encoded)).unwrap_or_else(|payload| {
+        let place = PLACE.with(RefCell::take);
+        Err(Error::panicked(&*payload, &place))
+    });
     caught.unwrap_or_else(|error| (atoms::error(), fields(env, &error)).encode(env))
-}
-
-fn panicked(payload: &(dyn std::any::Any + Send)) -> Error {
-    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-    Error::new(Kind::Panic, "native library")
-        .got(format_args!("a panic: {text} ({})", PLACE.with(RefCell::take)))
-        .hint("This is a bug in Sidewinder; please report it with the call that caused it")
 }
 
 fn fields<'a>(env: Env<'a>, error: &Error) -> Term<'a> {

@@ -3,7 +3,6 @@
 use crate::abi::{self, Api, CallFrame, EXECUTE, METADATA, MetadataExtension};
 use crate::frame::Frame;
 use sidewinder_kernels::error::{Error, Kind, Result};
-use std::any::Any;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -28,7 +27,7 @@ pub unsafe fn answer(
     }
     // SAFETY: as above.
     let worked = || unsafe { Frame::new(frame) }.and_then(|frame| work(&frame));
-    let done = catch_unwind(AssertUnwindSafe(worked)).unwrap_or_else(|payload| Err(panicked(&*payload)));
+    let done = catch_unwind(AssertUnwindSafe(worked)).unwrap_or_else(|payload| Err(Error::panicked(&*payload, "")));
     // SAFETY: as above.
     done.map_or_else(|error| unsafe { create(frame.api, &error) }, |()| null_mut())
 }
@@ -47,14 +46,6 @@ unsafe fn tell_metadata(frame: &CallFrame, traits: u32) -> bool {
         metadata.traits = traits;
     }
     true
-}
-
-fn panicked(payload: &(dyn Any + Send)) -> Error {
-    let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
-    Error::new(Kind::Panic, "native library")
-        .got(format_args!("a panic: {text}"))
-        .hint("This is a bug in Sidewinder; please report it with the call that caused it")
 }
 
 /// Creates an XLA error with our text.

@@ -1,5 +1,6 @@
 //! One error for every failure: the argument, what was expected, what was got, and a hint.
 
+use std::any::Any;
 use std::fmt;
 
 /// The sort of failure, for callers that match on it.
@@ -100,6 +101,16 @@ impl Error {
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = hint.to_string().into();
         self
+    }
+
+    /// The error of a panic that was caught, at `place` where that is known.
+    pub fn panicked(payload: &(dyn Any + Send), place: &str) -> Self {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
+        let place = if place.is_empty() { String::new() } else { format!(" ({place})") };
+        Error::new(Kind::Panic, "native library")
+            .got(format_args!("a panic: {text}{place}"))
+            .hint("This is a bug in Sidewinder; please report it with the call that caused it")
     }
 
     /// Names the op, unless an inner call has named one already.

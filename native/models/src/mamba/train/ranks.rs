@@ -34,12 +34,22 @@ pub fn at_once<T: Send, R: Send>(
     let (mut all, work) = (all, &work);
     let Some(first) = all.next() else { return Ok(vec![]) };
     thread::scope(|scope| {
-        let others: Vec<_> = all.map(|one| scope.spawn(move || work(one))).collect();
+        let spawn = |one| thread::Builder::new().spawn_scoped(scope, move || work(one)).map_err(no_thread);
+        let others: Vec<_> = all.map(spawn).collect::<Result<_>>()?;
         let first = own(first);
-        let panicked = |_| Err(Error::new(Kind::Panic, "devices").got("a panic in the thread of one"));
-        let others: Vec<_> = others.into_iter().map(|other| other.join().unwrap_or_else(panicked)).collect();
+        let ended = |other: thread::ScopedJoinHandle<_>| {
+            other.join().unwrap_or_else(|payload| Err(Error::panicked(&*payload, "")))
+        };
+        let others: Vec<_> = others.into_iter().map(ended).collect();
         std::iter::once(first).chain(others).collect()
     })
+}
+
+fn no_thread(why: std::io::Error) -> Error {
+    Error::new(Kind::Unavailable, "devices")
+        .expected("a thread for each")
+        .got(why)
+        .hint("Train on fewer devices or raise the limit of threads")
 }
 
 /// Replaces the gradient of each rank by the sum of those of all, in the order of ranks.
@@ -118,5 +128,21 @@ impl Memory {
             }
             _ => Err(mixed()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_once;
+    use sidewinder_kernels::error::{Error, Kind};
+
+    #[test]
+    fn a_panic_in_a_thread_is_an_error_with_its_text() {
+        let work = |one: usize| if one == 2 { panic!("boom {one}") } else { Ok(one) };
+        let error = at_once(0..3, Ok, work).unwrap_err();
+        assert_eq!((error.kind, &*error.got), (Kind::Panic, "a panic: boom 2"));
+        assert_eq!(at_once(0..2, Ok, work).unwrap(), [0, 1]);
+        let refused = |one: usize| Err::<usize, _>(Error::new(Kind::Memory, one.to_string()));
+        assert_eq!(&*at_once(0..3, Ok, refused).unwrap_err().argument, "1");
     }
 }
