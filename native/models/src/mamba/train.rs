@@ -93,6 +93,8 @@ pub struct Trainer {
     /// The memory of each device, with equal weights.
     ranks: Vec<Memory>,
     steps: u64,
+    /// Whether a step failed while it changed the weights: some may have changed, others not.
+    torn: bool,
 }
 
 /// A weight: its name and shape in checkpoints, and its range in the memory that all weights share.
@@ -137,7 +139,7 @@ impl Trainer {
         let mut weights = model.tensors()?;
         weights.sort_by_key(|(name, weight)| !decays(name, &weight.spec().shape));
         let (parts, total) = parts(&weights);
-        let mut all = Owned::zeros(Spec::new(dtype, &[total])?);
+        let mut all = Owned::try_zeros(Spec::new(dtype, &[total])?)?;
         for (part, (_, weight)) in parts.iter().zip(&weights) {
             let bytes = part.range.start * dtype.size()..part.range.end * dtype.size();
             all.view_mut().bytes()[bytes].copy_from_slice(weight.cast(dtype).view().bytes());
@@ -154,7 +156,7 @@ impl Trainer {
         }
         let ranks = places.iter().map(|place| Memory::new(all.clone(), place)).collect::<Result<_>>()?;
         let numbers = Numbers::new(&parts, model.config())?;
-        Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, ranks, steps: 0 })
+        Ok(Trainer { config: *model.config(), dtype, parts, numbers, decayed, ranks, steps: 0, torn: false })
     }
 
     /// One step on `batch` concatenated sequences of equal length, in which each token but the last predicts the next
@@ -178,7 +180,9 @@ impl Trainer {
         let scale = if how.clip > 0.0 && norm > how.clip { how.clip / norm } else { 1.0 };
         let update = Update::new(how, self.steps, scale, self.decayed);
         let step = |rank: &mut Memory| rank.update(&update);
+        self.torn = true;
         ranks::at_once(self.ranks.iter_mut(), step, step)?;
+        self.torn = false;
         Ok(Progress { loss, norm })
     }
 
@@ -188,6 +192,7 @@ impl Trainer {
     }
 
     fn gradient_watched(&mut self, tokens: &[u32], batch: usize, watch: &dyn Watch) -> Result<f64> {
+        self.is_whole()?;
         let sequences = Sequences::new(tokens, batch, self.config.vocabulary)?;
         let shares = sequences.shares(self.ranks.len())?;
         let Trainer { config, dtype, parts, numbers, ranks, .. } = self;
@@ -200,6 +205,16 @@ impl Trainer {
             ranks::at_once(ranks.iter_mut().zip(shares), |own| learn(own, watch), |one| learn(one, &Unwatched))?;
         ranks::add_up(ranks)?;
         Ok(losses.iter().sum())
+    }
+
+    fn is_whole(&self) -> Result<()> {
+        match self.torn {
+            false => Ok(()),
+            true => Err(Error::new(Kind::Unavailable, "trainer")
+                .expected("weights that all took the same steps")
+                .got("a step that failed while it changed them")
+                .hint("Start a trainer from the checkpoint that was saved last")),
+        }
     }
 
     /// The sizes of the model.
@@ -217,6 +232,7 @@ impl Trainer {
 
     /// The current weights, by their names in checkpoints.
     pub fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+        self.is_whole()?;
         self.named(self.ranks[0].weights()?)
     }
 
