@@ -95,7 +95,7 @@ impl About {
             Some((name, _)) => {
                 Err(Error::new(Kind::Argument, name.as_ref()).expected(format_args!("one of {}", names())).got(name))
             }
-            None => Ok(()),
+            None => inputs.distinct(),
         }
     }
 

@@ -37,6 +37,15 @@ impl<T> Named<T> {
         self.find(name).ok_or_else(|| Error::new(Kind::Argument, name).expected("a tensor").got("none"))
     }
 
+    /// Fails where a name is given twice.
+    pub(super) fn distinct(&self) -> Result<()> {
+        let twice = (1..self.0.len()).find(|&at| self.0[..at].iter().any(|(name, _)| *name == self.0[at].0));
+        match twice {
+            Some(at) => Err(Error::new(Kind::Argument, &*self.0[at].0).expected("one tensor").got("two of this name")),
+            None => Ok(()),
+        }
+    }
+
     /// The tensor of that name to change, or an error that says it is missing.
     pub fn get_mut(&mut self, name: &str) -> Result<&mut T> {
         self.get(name)?;

@@ -122,15 +122,14 @@ macro_rules! options {
             },)*];
 
             fn check(&self) -> $crate::error::Result<()> {
-                $($($crate::op::Range::$range.check(stringify!($field), &self.$field)?;)?)*
+                $($crate::range!($($range)?).check($crate::first!($($shown,)? stringify!($field)), &self.$field)?;)*
                 Ok(())
             }
 
             fn value(&self, name: &str) -> Option<&dyn std::any::Any> {
-                match name {
-                    $(stringify!($field) => Some(&self.$field),)*
-                    _ => None,
-                }
+                let values: &[(&str, &dyn std::any::Any)] =
+                    &[$(($crate::first!($($shown,)? stringify!($field)), &self.$field),)*];
+                values.iter().find(|(own, _)| *own == name).map(|(_, value)| *value)
             }
         }
     };

@@ -2,7 +2,7 @@
 
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::op::pattern::{Axis, ONE, Term};
-use sidewinder_kernels::op::{About, AnyOp, Pattern, Range, Sizes, Slot, Takes, about};
+use sidewinder_kernels::op::{About, AnyOp, Call, Name, Options, Pattern, Range, Sizes, Slot, Takes, about};
 use sidewinder_kernels::ops::products::matmul::Matmul;
 use sidewinder_kernels::ops::{OPS, find};
 use sidewinder_kernels::tensor::{DType, Spec};
@@ -41,6 +41,31 @@ fn types_and_defaults_are_told() {
     assert_eq!(told("dt_softplus"), (Takes::Flag, "false".to_string()));
     assert_eq!(told("dt_clamp"), (Takes::Pair, "null".to_string()));
     assert_eq!(told("clamp_grad"), (Takes::Text(&["mask", "straight_through"]), "\"mask\"".to_string()));
+}
+
+#[test]
+fn options_answer_to_the_names_that_users_know() {
+    sidewinder_kernels::options! {
+        /// One name is a keyword of the language.
+        pub struct Renamed {
+            /// the rate
+            rate as "in": f64 = 1.0, positive;
+            /// whether to go
+            go: bool = true;
+        }
+    }
+    let options = Renamed { rate: -1.0, ..Renamed::default() };
+    assert_eq!(&*options.check().unwrap_err().argument, "in");
+    assert_eq!(options.value("in").and_then(|value| value.downcast_ref()), Some(&-1.0));
+    assert!(options.value("rate").is_none() && options.flag("go"));
+}
+
+#[test]
+fn a_name_given_twice_is_refused() {
+    let spec = Spec::new(DType::F32, &[2, 2]).unwrap();
+    let inputs = ["a", "b", "a"].into_iter().map(|name| (Name::from(name), spec)).collect();
+    let error = Call::new::<Matmul>(inputs, &Default::default()).map(drop).unwrap_err();
+    assert_eq!(error.to_string(), "matmul: a: expected one tensor, got two of this name");
 }
 
 #[test]
