@@ -94,7 +94,7 @@ impl Reader {
 
     /// Reads an entry of a supported element type.
     pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
-        let mut tensor = Owned::any(self.spec(entry)?);
+        let mut tensor = Owned::try_any(self.spec(entry)?)?;
         self.read(entry, tensor.view_mut().bytes())?;
         Ok(tensor)
     }
@@ -196,7 +196,7 @@ pub fn from_bytes(name: &str, bytes: &[u8]) -> Result<Vec<(String, Owned)>> {
     let Header { entries, .. } = header.map_err(|got| explained(not_whole(wrong(got)), bytes, SAFETENSORS))?;
     let owned = |entry: Entry| {
         let dtype = our_type(&entry.dtype).ok_or_else(|| wrong(format!("{} of {}", entry.name, entry.dtype)))?;
-        let mut tensor = Owned::any(Spec::new(dtype, &entry.shape)?);
+        let mut tensor = Owned::try_any(Spec::new(dtype, &entry.shape)?)?;
         tensor.view_mut().bytes().copy_from_slice(&bytes[entry.range()]);
         Ok((entry.name, tensor))
     };

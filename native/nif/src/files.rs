@@ -1,8 +1,8 @@
 //! Safetensors files.
 
 use crate::answer::answer;
-use crate::tensor::{Output, Tensor, decode_shape, decode_type};
-use rustler::{Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
+use crate::tensor::{Output, Tensor, binary, decode_shape, decode_type};
+use rustler::{Binary, Encoder, Env, ResourceArc, Term};
 use sidewinder_files::safetensors::{self, Reader, Writer};
 use sidewinder_kernels::difference::difference;
 use sidewinder_kernels::error::{Error, Kind, Result};
@@ -135,10 +135,9 @@ fn tensor_cast<'a>(env: Env<'a>, tensor: Term<'a>, to: Term<'a>) -> Term<'a> {
         let tensor = Tensor::decode("tensor", tensor)?;
         let view = tensor.view()?;
         let dtype = decode_type(to)?;
-        let values = view.to_f64();
-        whole(dtype, values.iter())?;
+        whole(dtype, &view)?;
         let mut output = Output::new(Spec { dtype, ..view.spec() })?;
-        output.view_mut()?.store_f64(&values);
+        view.cast_into(output.view_mut()?);
         Ok(output.into_term(env))
     })
 }
@@ -158,7 +157,7 @@ fn tensor_difference<'a>(env: Env<'a>, tensor: Term<'a>, reference: Term<'a>) ->
 
 /// Checks that values are integers in the range of an integer type: rounded to bytes, 0.4 would become false and 300
 /// would become 255.
-fn whole<'a>(dtype: DType, mut values: impl Iterator<Item = &'a f64>) -> Result<()> {
+fn whole(dtype: DType, values: &View) -> Result<()> {
     let (least, most) = match dtype {
         DType::U8 => (0.0, 255.0),
         DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
@@ -168,7 +167,7 @@ fn whole<'a>(dtype: DType, mut values: impl Iterator<Item = &'a f64>) -> Result<
         DType::I64 => (-9007199254740992.0, 9007199254740992.0),
         _ => return Ok(()),
     };
-    match values.find(|&v| v.fract() != 0.0 || !(least..=most).contains(v)) {
+    match values.find(|v| v.fract() != 0.0 || !(least..=most).contains(&v)) {
         Some(odd) => Err(Error::new(Kind::Argument, "tensor")
             .expected(format_args!("whole numbers from {least} to {most} for {dtype}"))
             .got(odd)),
@@ -179,29 +178,14 @@ fn whole<'a>(dtype: DType, mut values: impl Iterator<Item = &'a f64>) -> Result<
 /// `{name, tensor}` pairs as the bytes of a file.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_encode<'a>(env: Env<'a>, tensors: Vec<(String, Term<'a>)>) -> Term<'a> {
-    answer(env, || {
-        with_views(&tensors, |views| {
-            let bytes = safetensors::to_bytes(views)?;
-            let mut binary = OwnedBinary::new(0);
-            if !binary.realloc(bytes.len()) {
-                let expected = format_args!("{} bytes of memory", bytes.len()).to_string();
-                return Err(Error::new(Kind::Memory, "tensors").expected(expected).got("none"));
-            }
-            binary.as_mut_slice().copy_from_slice(&bytes);
-            Ok(binary.release(env))
-        })
-    })
+    answer(env, || with_views(&tensors, |views| binary(env, &safetensors::to_bytes(views)?)))
 }
 
 /// The tensors of the bytes of a file: `{name, tensor}` pairs.
 #[rustler::nif(schedule = "DirtyIo")]
 fn safetensors_decode<'a>(env: Env<'a>, bytes: Binary<'a>) -> Term<'a> {
     answer(env, || {
-        let term = |(name, tensor): (String, Owned)| {
-            let mut output = Output::new(tensor.spec())?;
-            output.view_mut()?.bytes().copy_from_slice(tensor.view().bytes());
-            Ok((name, output.into_term(env)))
-        };
+        let term = |(name, tensor): (String, Owned)| Ok((name, Output::copied(tensor.view())?.into_term(env)));
         safetensors::from_bytes("bytes", &bytes)?.into_iter().map(term).collect::<Result<Vec<_>>>()
     })
 }

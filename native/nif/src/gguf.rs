@@ -1,8 +1,8 @@
 //! GGUF files.
 
 use crate::answer::answer;
-use crate::tensor::Output;
-use rustler::{Atom, Binary, Encoder, Env, NewBinary, Term};
+use crate::tensor::{Output, text};
+use rustler::{Atom, Encoder, Env, Term};
 use sidewinder_files::gguf::{Reader, Value};
 use std::path::Path;
 
@@ -49,12 +49,6 @@ fn float(env: Env, number: f64) -> Term {
         _ => atoms::nan(),
     };
     atom.encode(env)
-}
-
-fn text<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
-    let mut binary = NewBinary::new(env, bytes.len());
-    binary.copy_from_slice(bytes);
-    Binary::from(binary).encode(env)
 }
 
 /// Reads one tensor of a file: `{type name in the file, list of sizes, tensor}`; for block formats the tensor holds

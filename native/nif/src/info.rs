@@ -107,7 +107,10 @@ fn buffer_device<'a>(env: Env<'a>, tensor: Term<'a>) -> Term<'a> {
 fn buffer_reshape<'a>(env: Env<'a>, tensor: Term<'a>, dims: Vec<usize>) -> Term<'a> {
     answer(env, || match Tensor::decode("tensor", tensor)? {
         Tensor::Device(buffer) => Ok(buffer_term(env, buffer.0.reshape(&dims)?)),
-        _ => Err(Error::new(Kind::Argument, "tensor").expected("a tensor on a device").got("another")),
+        _ => Err(Error::new(Kind::Argument, "tensor")
+            .expected("a tensor on a device")
+            .got("one on the host")
+            .hint("Move it there with to_device")),
     })
 }
 

@@ -3,7 +3,7 @@
 mod session;
 mod train;
 
-pub use session::{HeldSession, binary};
+pub use session::HeldSession;
 pub use train::HeldTrainer;
 
 use crate::answer::answer;
@@ -148,11 +148,7 @@ fn loaded<'a>(env: Env<'a>, checkpoint: Checkpoint, loading: &Loading, place: Wh
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_tensors<'a>(env: Env<'a>, model: ResourceArc<HeldModel>) -> Term<'a> {
     answer(env, || {
-        let term = |(name, weight): (String, Weight)| {
-            let mut to = Output::new(weight.spec())?;
-            to.view_mut()?.bytes().copy_from_slice(weight.view().bytes());
-            Ok((name, to.into_term(env)))
-        };
+        let term = |(name, weight): (String, Weight)| Ok((name, Output::copied(weight.view())?.into_term(env)));
         model.0.tensors()?.into_iter().map(term).collect::<Result<Vec<_>>>()
     })
 }
@@ -211,11 +207,13 @@ enum Fed<'a> {
 impl<'a> Fed<'a> {
     fn decode(term: Term<'a>) -> Result<Fed<'a>> {
         if let Ok((tokens, sizes)) = term.decode::<(Binary, Vec<usize>)>() {
-            let tokens: Vec<u32> =
-                tokens.chunks_exact(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().expect("four bytes"))).collect();
-            return match sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) == Some(tokens.len()) {
-                true => Ok(Fed::Tokens(tokens, sizes)),
-                false => Err(Error::new(Kind::Size, "tokens").expected(format_args!("{sizes:?}")).got(tokens.len())),
+            let (numbers, rest) = tokens.as_chunks::<4>();
+            let count = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+            return match rest.is_empty() && count == Some(numbers.len()) {
+                true => Ok(Fed::Tokens(numbers.iter().map(|&bytes| u32::from_ne_bytes(bytes)).collect(), sizes)),
+                false => Err(Error::new(Kind::Size, "tokens")
+                    .expected(format_args!("32-bit numbers of shape {sizes:?}"))
+                    .got(format_args!("{} bytes", tokens.len()))),
             };
         }
         Tensor::decode("features", term).map(Fed::Features)

@@ -129,7 +129,10 @@ fn lock<'h>(held: &'h [(op::Name, ResourceArc<Held>)]) -> Result<Vec<(op::Name, 
     let mut sorted: Vec<_> = held.iter().collect();
     sorted.sort_by_key(|(_, held)| address(held));
     if let Some(pair) = sorted.windows(2).find(|pair| address(&pair[0].1) == address(&pair[1].1)) {
-        return Err(Error::new(Kind::Argument, &*pair[1].0).expected("memory of its own").got("that of another input"));
+        return Err(Error::new(Kind::Argument, &*pair[1].0)
+            .expected("memory of its own")
+            .got("that of another input")
+            .hint("Give each input a cache of its own"));
     }
     Ok(sorted.into_iter().map(|(name, held)| (name.clone(), held.lock())).collect())
 }

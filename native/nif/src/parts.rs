@@ -34,7 +34,10 @@ fn run_op<'a>(
         return on_binaries(env, &checked, &inputs, &target);
     }
     match inputs.iter().position(|part| device(part).is_none()) {
-        Some(at) => Err(of_part(at, Error::new(Kind::Argument, "tensors").expected("on a device").got("on the host"))),
+        Some(at) => Err(of_part(
+            at,
+            Error::new(Kind::Argument, "tensors").expected("on a device, like those of other parts").got("on the host"),
+        )),
         None => on_buffers(env, &checked, &inputs, &devices),
     }
 }

@@ -1,7 +1,7 @@
 //! Tensors at the boundary: `{type, shape, data}`, where `data` is a binary or a device buffer.
 
 use crate::held::Held;
-use rustler::{Atom, Binary, Encoder, Env, OwnedBinary, ResourceArc, Term};
+use rustler::{Atom, Binary, Encoder, Env, NewBinary, OwnedBinary, ResourceArc, Term};
 use sidewinder_kernels::cuda::Buffer;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View, ViewMut};
@@ -43,7 +43,7 @@ impl<'a> Tensor<'a> {
     fn host(spec: Spec, binary: Binary<'a>) -> Result<Tensor<'a>> {
         let aligned = (binary.as_ptr() as usize).is_multiple_of(spec.dtype.size());
         if binary.len() == spec.bytes() && !aligned {
-            let mut copy = Owned::any(spec);
+            let mut copy = Owned::try_any(spec)?;
             copy.view_mut().bytes().copy_from_slice(&binary);
             return Ok(Tensor::Copied(copy));
         }
@@ -97,19 +97,18 @@ mod types {
 /// The element type of that name.
 pub fn decode_type(term: Term) -> Result<DType> {
     // Atoms are compared directly, as converting them to strings would copy.
-    let atoms = [
-        types::f64(),
-        types::f32(),
-        types::bf16(),
-        types::f16(),
-        types::u8(),
-        types::i8(),
-        types::i16(),
-        types::i32(),
-        types::i64(),
+    let known = [
+        (types::f64(), DType::F64),
+        (types::f32(), DType::F32),
+        (types::bf16(), DType::Bf16),
+        (types::f16(), DType::F16),
+        (types::u8(), DType::U8),
+        (types::i8(), DType::I8),
+        (types::i16(), DType::I16),
+        (types::i32(), DType::I32),
+        (types::i64(), DType::I64),
     ];
-    let mut known = atoms.into_iter().zip(DType::ALL);
-    known.find(|(atom, _)| atom == &term).map(|(_, dtype)| dtype).ok_or_else(|| {
+    known.into_iter().find(|(atom, _)| atom == &term).map(|(_, dtype)| dtype).ok_or_else(|| {
         Error::new(Kind::DType, "type").expected("f64, f32, bf16, f16, u8, i8, i16, i32 or i64").got(describe(term))
     })
 }
@@ -136,12 +135,14 @@ pub struct Output {
 impl Output {
     /// Allocates a tensor; its contents are undefined.
     pub fn new(spec: Spec) -> Result<Output> {
-        // Growing a binary reports when memory runs out; allocating it at once would abort the VM.
-        let mut binary = OwnedBinary::new(0);
-        if binary.realloc(spec.bytes()) {
-            return Ok(Output { spec, binary });
-        }
-        Err(Error::new(Kind::Memory, "output").expected(format_args!("{} bytes of memory", spec.bytes())).got("none"))
+        Ok(Output { spec, binary: allocated(spec.bytes())? })
+    }
+
+    /// A copy of a tensor.
+    pub fn copied(view: View) -> Result<Output> {
+        let mut output = Output::new(view.spec())?;
+        output.view_mut()?.bytes().copy_from_slice(view.bytes());
+        Ok(output)
     }
 
     /// A view for writing.
@@ -158,6 +159,29 @@ impl Output {
     pub fn into_term(self, env: Env) -> Term {
         encode(env, self.spec, self.binary.release(env).to_term(env))
     }
+}
+
+/// Memory for a binary. To grow one reports when memory runs out; to allocate it at once would abort the VM.
+fn allocated(bytes: usize) -> Result<OwnedBinary> {
+    let mut binary = OwnedBinary::new(0);
+    match binary.realloc(bytes) {
+        true => Ok(binary),
+        false => Err(Error::new(Kind::Memory, "output").expected(format_args!("{bytes} bytes of memory")).got("none")),
+    }
+}
+
+/// A binary with these bytes.
+pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Result<Term<'a>> {
+    let mut binary = allocated(bytes.len())?;
+    binary.as_mut_slice().copy_from_slice(bytes);
+    Ok(binary.release(env).to_term(env))
+}
+
+/// A binary with a short text.
+pub fn text<'a>(env: Env<'a>, text: &[u8]) -> Term<'a> {
+    let mut binary = NewBinary::new(env, text.len());
+    binary.copy_from_slice(text);
+    binary.into()
 }
 
 /// A term for a device buffer.

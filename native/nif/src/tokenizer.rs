@@ -1,7 +1,7 @@
 //! Tokenizers.
 
 use crate::answer::answer;
-use crate::mamba::binary;
+use crate::tensor::text;
 use rustler::{Binary, Env, ResourceArc, Term};
 use sidewinder_kernels::error::Result;
 use sidewinder_models::tokenizer::{Tokenizer, Window};
@@ -31,7 +31,7 @@ fn tokenizer_encode<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, tex
 /// Decodes tokens to text.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_decode(env: Env, tokenizer: ResourceArc<HeldTokenizer>, tokens: Vec<u32>) -> Term {
-    answer(env, || Ok(binary(env, &tokenizer.0.decode(&tokens)?)))
+    answer(env, || Ok(text(env, &tokenizer.0.decode(&tokens)?)))
 }
 
 /// The number of a token, or nil.
@@ -66,7 +66,7 @@ fn window((tokens, old, said): Parts) -> Window {
 }
 
 fn parts(env: Env, window: Window) -> (Vec<u32>, usize, Term) {
-    (window.tokens, window.old, binary(env, window.said.as_bytes()))
+    (window.tokens, window.old, text(env, window.said.as_bytes()))
 }
 
 /// The initial state of a stream of text after these tokens.
@@ -81,12 +81,12 @@ fn tokenizer_next<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, befor
     answer(env, || {
         let mut window = window(before);
         let piece = tokenizer.0.next(&mut window, token)?;
-        Ok((binary(env, piece.as_bytes()), parts(env, window)))
+        Ok((text(env, piece.as_bytes()), parts(env, window)))
     })
 }
 
 /// The text that the stream holds back as incomplete.
 #[rustler::nif(schedule = "DirtyCpu")]
 fn tokenizer_rest<'a>(env: Env<'a>, tokenizer: ResourceArc<HeldTokenizer>, before: Parts<'a>) -> Term<'a> {
-    answer(env, || Ok(binary(env, tokenizer.0.rest(&window(before))?.as_bytes())))
+    answer(env, || Ok(text(env, tokenizer.0.rest(&window(before))?.as_bytes())))
 }

@@ -1,6 +1,7 @@
 //! Calls that report to a process, and that end early: with the process that called, or by a cancellation.
 
 use crate::answer::answer;
+use crate::tensor::describe;
 use rustler::{Encoder, Env, LocalPid, Monitor, Resource, ResourceArc, Term};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_models::watch::{Stage, Watch};
@@ -73,7 +74,7 @@ impl<'a> Call<'a> {
         let (pid, tag, cancels) = decoded.map_err(|_| {
             Error::new(Kind::Argument, "watch")
                 .expected("a process of this node, a tag and cancellations")
-                .got("others")
+                .got(describe(term))
         })?;
         Ok(Call { env, caller: env.pid(), reader: pid.map(|pid| (pid, tag)), cancels })
     }

@@ -195,12 +195,24 @@ impl<'a> View<'a> {
     /// The values, rounded to another type.
     pub fn cast(&self, dtype: DType) -> Owned {
         let mut cast = Owned::any(Spec { dtype, ..self.spec });
-        with_any_type!(self.spec.dtype, F => with_any_type!(dtype, T => {
-            let to = cast.view_mut().slice::<T>().expect("its own type");
+        self.cast_into(cast.view_mut());
+        cast
+    }
+
+    /// Writes the values, rounded to the type of `to`, which has the same shape.
+    pub fn cast_into(&self, to: ViewMut) {
+        with_any_type!(self.spec.dtype, F => with_any_type!(to.spec.dtype, T => {
+            let to = to.slice::<T>().expect("its own type");
             let from = self.slice::<F>().expect("its own type");
             to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f64(from.to_f64()));
         }));
-        cast
+    }
+
+    /// The first value that meets a condition.
+    pub fn find(&self, mut condition: impl FnMut(f64) -> bool) -> Option<f64> {
+        with_any_type!(self.spec.dtype, T => {
+            self.slice::<T>().expect("its own type").iter().map(|v| v.to_f64()).find(|&v| condition(v))
+        })
     }
 
     /// The raw bytes.

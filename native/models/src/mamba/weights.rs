@@ -33,11 +33,11 @@ impl Weight {
 
     /// A copy of these bytes.
     pub fn copied(spec: Spec, bytes: &[u8]) -> Result<Weight> {
-        let mut own = Owned::any(spec);
         if bytes.len() != spec.bytes() {
             let expected = format_args!("{} bytes for {spec}", spec.bytes()).to_string();
             return Err(Error::new(Kind::Size, "data").expected(expected).got(bytes.len()));
         }
+        let mut own = Owned::try_any(spec)?;
         own.view_mut().bytes().copy_from_slice(bytes);
         Ok(own.into())
     }

@@ -3,9 +3,9 @@
 use super::{Fed, HeldModel};
 use crate::answer::answer;
 use crate::ops::decode_map;
-use crate::tensor::{Output, Tensor};
+use crate::tensor::{Output, Tensor, binary};
 use crate::watch::Call;
-use rustler::{Binary, Encoder, Env, NewBinary, ResourceArc, Term};
+use rustler::{Binary, Encoder, Env, ResourceArc, Term};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::Described;
 use sidewinder_models::mamba::sample::Sampling;
@@ -153,7 +153,7 @@ fn mamba_length(env: Env, session: ResourceArc<HeldSession>) -> Term {
 /// Serialises a session to a binary.
 #[rustler::nif(schedule = "DirtyIo")]
 fn mamba_dump(env: Env, session: ResourceArc<HeldSession>) -> Term {
-    answer(env, || Ok(binary(env, &session.lock().dump()?)))
+    answer(env, || binary(env, &session.lock().dump()?))
 }
 
 /// Restores a session from such a binary.
@@ -186,11 +186,4 @@ fn mamba_choose<'a>(env: Env<'a>, session: ResourceArc<HeldSession>, logits: Ter
         let choices = [(sampling, session.length())];
         Ok(choose(&view.cast(view.spec().dtype), &choices, [session.seen()])?[0])
     })
-}
-
-/// Makes a binary of these bytes.
-pub fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
-    let mut binary = NewBinary::new(env, bytes.len());
-    binary.copy_from_slice(bytes);
-    binary.into()
 }

@@ -61,7 +61,7 @@ impl Lane {
 
     /// A buffer's contents, once all work queued on the lane is done.
     pub fn downloaded(&self, from: &Buffer) -> Result<Owned> {
-        let mut to = Owned::any(from.spec());
+        let mut to = Owned::try_any(from.spec())?;
         self.download(from, to.view_mut().bytes())?;
         Ok(to)
     }
