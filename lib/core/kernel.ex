@@ -173,9 +173,11 @@ defmodule Sidewinder.Kernel do
 
   # The backend, and the targets on the CPU and on CUDA device 0, by `where` and the configuration.
   defp asked(where) do
+    Options.known!(where, @where)
     config = Device.config()
     {level, threads} = {level!(where[:level]), threads!(where[:threads])}
-    allow_tf32 = Device.boolean!("allow_tf32", Keyword.get(where, :allow_tf32, config.allow_tf32))
+    said = with nil <- where[:allow_tf32], do: config.allow_tf32
+    allow_tf32 = Device.boolean!("allow_tf32", said)
     backend = if where[:backend], do: Device.parse!(where[:backend]), else: config.backend
     cpu = %{device: nil, level: level, threads: threads || config.threads}
     {backend, cpu, %{device: 0, level: nil, threads: nil, allow_tf32: allow_tf32}}

@@ -1,7 +1,8 @@
 defmodule Sidewinder.PlanTest do
   use ExUnit.Case, async: true
 
-  alias Sidewinder.{Calls, Kernel, Ops, Shapes, Tensor}
+  alias Sidewinder.{Calls, Error, Kernel, Ops, Shapes, Tensor}
+  alias Sidewinder.Kernel.SequenceParallel
 
   # How many elements a call on a normal scheduler may read.
   @limit 131_072
@@ -145,5 +146,28 @@ defmodule Sidewinder.PlanTest do
     error = catch_error(Kernel.run(:linear, inputs, %{}))
     assert error.kind == :shape
     assert catch_error(Kernel.plan(:linear, inputs)) == error
+  end
+
+  test "options of where to run that are unknown are refused, and nil is none" do
+    inputs = [x: Calls.uniform({2, 3}, 0, 1), w: Calls.uniform({4, 3}, 0, 1)]
+
+    calls = [
+      &Kernel.run(:linear, inputs, %{}, &1),
+      &Kernel.plan(:linear, inputs, %{}, &1),
+      &SequenceParallel.run(:linear_scan, [], %{}, &1),
+      &Kernel.residence/1
+    ]
+
+    for call <- calls do
+      assert %Error{kind: :option, argument: "threds", got: "threds", expected: expected} =
+               catch_error(call.(threds: 1))
+
+      assert expected == "an option out of backend, level, threads, allow_tf32"
+      assert %Error{kind: :option, argument: "options"} = catch_error(call.(%{threads: 1}))
+    end
+
+    absent = for name <- Kernel.where(), do: {name, nil}
+    assert Kernel.run(:linear, inputs, %{}, absent) == Kernel.run(:linear, inputs, %{})
+    assert Kernel.residence(absent) == Kernel.residence()
   end
 end
