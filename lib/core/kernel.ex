@@ -110,20 +110,31 @@ defmodule Sidewinder.Kernel do
   defp native(:io, op, inputs, options, target), do: Native.run_io(op, inputs, options, target)
 
   defp natives(op, inputs),
-    do: for({name, tensor} <- inputs, do: {text(name), to_native(op, name, tensor)})
+    do: for({name, tensor} <- named!(op, inputs), do: {name, Tensor.to_native(tensor)})
+
+  @doc false
+  # Inputs with their names as texts.
+  def named!(op, inputs) when is_map(inputs) and not is_struct(inputs),
+    do: named!(op, Map.to_list(inputs))
+
+  def named!(op, [input | rest]), do: [named_one!(op, input) | named!(op, rest)]
+  def named!(_op, []), do: []
+  def named!(op, other), do: no_inputs(op, other)
+
+  defp named_one!(op, {name, tensor}) when is_atom(name) or is_binary(name) do
+    name = text(name)
+    fit = is_struct(tensor, Tensor)
+    unless fit, do: Options.wrong_argument!(name, "a Sidewinder.Tensor", tensor, op: "#{op}")
+    {name, tensor}
+  end
+
+  defp named_one!(op, other), do: no_inputs(op, other)
+
+  defp no_inputs(op, got),
+    do: Options.wrong_argument!("inputs", "pairs of a name and a tensor", got, op: "#{op}")
 
   defp text(name) when is_binary(name), do: name
   defp text(name) when is_atom(name), do: Atom.to_string(name)
-
-  defp to_native(_op, _name, %Tensor{} = tensor), do: Tensor.to_native(tensor)
-
-  defp to_native(op, name, other) do
-    raise Error.new(:argument, text(name),
-            op: to_string(op),
-            expected: "a Sidewinder.Tensor",
-            got: Error.show(other)
-          )
-  end
 
   defp from_native({type, shape, data}), do: %Tensor{type: type, shape: shape, data: data}
 
@@ -147,9 +158,10 @@ defmodule Sidewinder.Kernel do
   """
   @spec plan(atom, inputs, map, keyword) :: plan
   def plan(op, inputs, options \\ %{}, where \\ []) do
+    tensors = natives(op, inputs)
+
     case placed(inputs, where) do
       {:by_work, free} ->
-        tensors = natives(op, inputs)
         by_work(work!(quickly(op, tensors, options, 0)), tensors, free)
 
       plan ->

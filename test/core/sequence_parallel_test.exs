@@ -134,6 +134,39 @@ defmodule Sidewinder.SequenceParallelTest do
              end)
   end
 
+  test "inputs, options and results that have another form are refused" do
+    x = noise("x", {1, 4, 2})
+
+    for given <- [7, nil, x, [{:a, x}, :b], [{1, x}], [{:a, x} | :b]],
+        call <- [
+          &Kernel.run(:linear_scan, &1, %{}),
+          &Kernel.plan(:linear_scan, &1, %{}, backend: {:cuda, 0}),
+          &SequenceParallel.split(:linear_scan, &1, [:host]),
+          &SequenceParallel.run(:linear_scan, [&1])
+        ] do
+      assert %{kind: :argument, argument: "inputs", op: "linear_scan"} =
+               error(fn -> call.(given) end)
+    end
+
+    assert %{kind: :argument, argument: "h", expected: "a Sidewinder.Tensor"} =
+             error(fn -> SequenceParallel.join(:linear_scan, [%{h: 1}]) end)
+
+    for results <- [[], %{"h" => x}, [[h: x]], [%{"h" => x} | %{}], nil] do
+      assert %{kind: :argument, argument: "results"} =
+               error(fn -> SequenceParallel.join(:linear_scan, results) end)
+    end
+
+    for options <- [[normalize: true], nil, x] do
+      assert %{kind: :option, argument: "options"} =
+               error(fn -> SequenceParallel.run(:linear_scan, [%{a: x, b: x}], options) end)
+    end
+
+    for devices <- [[:host | :host], [:host, :tpu], [{:cuda, -1}], :host] do
+      assert %{kind: :option} =
+               error(fn -> SequenceParallel.split(:linear_scan, %{a: x, b: x}, devices) end)
+    end
+  end
+
   @tag :cuda
   test "parts on devices stay there" do
     all = inputs(:selective_scan)

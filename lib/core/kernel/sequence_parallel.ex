@@ -33,7 +33,7 @@ defmodule Sidewinder.Kernel.SequenceParallel do
       gradients = SequenceParallel.run(:selective_scan_backward, of_gradient, %{dt_softplus: true})
   """
 
-  alias Sidewinder.{Error, Kernel, Ops, Options, Shapes, Tensor}
+  alias Sidewinder.{Error, Held, Kernel, Ops, Options, Shapes, Tensor}
 
   @typedoc "The inputs or the outputs of a part, by name."
   @type part :: %{String.t() => Tensor.t()}
@@ -55,9 +55,11 @@ defmodule Sidewinder.Kernel.SequenceParallel do
   """
   @spec split(atom, Kernel.inputs() | map, [Tensor.device()]) :: [part]
   def split(op, inputs, devices) do
-    Options.check!(devices, is_list(devices) and devices != [], "devices", "a list of devices")
+    fit = Options.list?(devices) and devices != []
+    Options.check!(devices, fit, "devices", "a list of devices")
+    Enum.each(devices, &Held.ordinal!/1)
     declared = Ops.find!(Ops.all(), op)
-    inputs = for {name, tensor} <- inputs, do: {to_string(name), tensor}
+    inputs = Kernel.named!(op, inputs)
     axes = for {name, tensor} <- inputs, into: %{}, do: {name, axis(declared, name, tensor)}
     steps = steps!(op, inputs, axes)
     count = length(devices)
@@ -82,9 +84,6 @@ defmodule Sidewinder.Kernel.SequenceParallel do
       slot -> Shapes.axis(slot.shape, tuple_size(shape), "L")
     end
   end
-
-  defp axis(op, name, other),
-    do: Options.wrong_argument!(name, "a Sidewinder.Tensor", other, op: op.name)
 
   defp known(slots), do: "one of " <> Enum.map_join(slots, ", ", & &1.name)
 
@@ -145,6 +144,8 @@ defmodule Sidewinder.Kernel.SequenceParallel do
   """
   @spec run(atom, [Kernel.inputs() | map], map, keyword) :: [part]
   def run(op, parts, options \\ %{}, where \\ []) do
+    fit = is_map(options) and not is_struct(options)
+    Options.check!(options, fit, "options", "a map of the op's own options")
     Kernel.run_parts(op, parts, Map.merge(options, states(options)), where)
   end
 
@@ -166,7 +167,13 @@ defmodule Sidewinder.Kernel.SequenceParallel do
       {Sidewinder.Tensor.from_list([3], :f32, {1, 1}), Sidewinder.Tensor.from_list([1, 2, 3], :f32, {1, 3, 1})}
   """
   @spec join(atom, [part]) :: part
-  def join(op, [_ | _] = results) do
+  def join(op, results) do
+    fit = Options.list?(results) and results != [] and Enum.all?(results, &is_map/1)
+
+    unless fit,
+      do: Options.wrong_argument!("results", "a list of maps of outputs", results, op: "#{op}")
+
+    results = for part <- results, do: Map.new(Kernel.named!(op, part))
     shapes = shapes(Ops.find!(Ops.all(), op))
 
     for {name, words} <- shapes, tensors = given(name, results), tensors != [], into: %{} do
