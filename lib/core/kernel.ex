@@ -69,7 +69,9 @@ defmodule Sidewinder.Kernel do
     Options.check!(parts, Options.list?(parts), "parts", "a list of inputs")
     natives = for inputs <- parts, do: natives(op, inputs)
     {_backend, cpu, _gpu} = asked(where)
-    target = %{cpu | device: device(:auto, Enum.concat(parts))}
+    places = for inputs <- parts, do: device(:auto, inputs)
+    if where[:backend], do: stay!(op, Device.parse!(where[:backend]), places)
+    target = %{cpu | device: Enum.find(places, & &1)}
 
     work = fn ->
       run = if target.device, do: &Native.run_parts_io/4, else: &Native.run_parts_cpu/4
@@ -79,6 +81,21 @@ defmodule Sidewinder.Kernel do
     case Telemetry.call(op, Enum.concat(natives), work) do
       {_target, {:ok, outputs}} -> for part <- outputs, do: named(part)
       {_target, {:error, fields}} -> failed(fields)
+    end
+  end
+
+  # Parts run where they are. A backend can only say the same.
+  defp stay!(_op, :auto, _places), do: :ok
+
+  defp stay!(op, backend, places) do
+    unless Enum.all?(places, &(&1 == device(backend, []))) do
+      raise Error.new(:option, "backend",
+              op: to_string(op),
+              expected: "auto, or the one device that all parts are on",
+              got: Device.name(backend),
+              hint:
+                "Parts run where they are: Sidewinder.Kernel.SequenceParallel.split/3 places them"
+            )
     end
   end
 

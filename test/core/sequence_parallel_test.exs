@@ -134,6 +134,22 @@ defmodule Sidewinder.SequenceParallelTest do
              end)
   end
 
+  test "a backend that is not where the parts are is refused" do
+    x = noise("x", {1, 4, 2})
+    run = &SequenceParallel.run(:linear_scan, [%{a: x, b: x}], %{}, &1)
+    expected = run.([])
+
+    for where <- [[backend: :auto], [backend: "cpu"], [backend: nil], [allow_tf32: true]],
+        do: assert(run.(where) == expected)
+
+    assert %{kind: :option, argument: "backend", op: "linear_scan", got: "cuda:0"} =
+             error = error(fn -> run.(backend: {:cuda, 0}) end)
+
+    assert error.hint =~ "split/3"
+    assert %{kind: :option, argument: "backend"} = error(fn -> run.(backend: :nx) end)
+    assert %{kind: :option, argument: "allow_tf32"} = error(fn -> run.(allow_tf32: 1) end)
+  end
+
   test "inputs, options and results that have another form are refused" do
     x = noise("x", {1, 4, 2})
 
@@ -177,6 +193,13 @@ defmodule Sidewinder.SequenceParallelTest do
       SequenceParallel.run(:selective_scan, SequenceParallel.split(:selective_scan, all, devices))
 
     assert Enum.map(results, &Tensor.device(&1["y"])) == devices
+
+    assert %{kind: :option, argument: "backend"} =
+             error(fn ->
+               parts = SequenceParallel.split(:selective_scan, all, devices)
+               SequenceParallel.run(:selective_scan, parts, %{}, backend: :cpu)
+             end)
+
     whole = Kernel.run(:selective_scan, Map.to_list(all), %{return_state: true})
     joined = SequenceParallel.join(:selective_scan, results)
     for {name, expected} <- whole, do: near(joined[name], expected)

@@ -131,7 +131,9 @@ defmodule Sidewinder.Kernel.SequenceParallel do
   Each part but the first also returns the `initial_state` that it started from, which its gradient takes. A gradient
   returns the part's share of the gradients of weights; `join/2` adds them up.
 
-  `where` are the options of `Sidewinder.Kernel`, of which only `:level` and `:threads` count, for parts on the host.
+  `where` are the options of `Sidewinder.Kernel`. `:level` and `:threads` count for parts on the host. Parts run where they
+  are, so a `:backend` other than `:auto` must be the device of all of them. `:allow_tf32` changes nothing, as these ops
+  have no matrix products of the kind that it concerns.
 
   Raises `Sidewinder.Error` as `Sidewinder.Kernel.run/4` does, with the part's number after the name of the argument.
 
