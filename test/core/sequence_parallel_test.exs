@@ -82,6 +82,33 @@ defmodule Sidewinder.SequenceParallelTest do
     end
   end
 
+  test "gradients of weights add up in every type, and where they are not finite" do
+    values = [[0.1, 0.2, 1.0e3], [0.7, -0.2, 0.25], [0.3, 1.0e-3, 0.125]]
+
+    join = fn rows, type ->
+      results = for row <- rows, do: %{"dA" => Tensor.from_list(row, type, {length(row), 1})}
+      SequenceParallel.join(:selective_scan_backward, results)["dA"]
+    end
+
+    for type <- [:f64, :f32, :bf16, :f16] do
+      rounded = for row <- values, do: Tensor.to_list(Tensor.from_list(row, type, {3, 1}))
+      sums = Enum.zip_with(rounded, &Enum.sum/1)
+      assert join.(values, type) == Tensor.from_list(sums, type, {3, 1})
+    end
+
+    {nan, infinity, one} = {0x7FC00000, 0x7F800000, 0x3F800000}
+
+    results =
+      for bits <- [[nan, infinity, infinity, one], [one, one, 0xFF800000, one]] do
+        data = for bits <- bits, into: <<>>, do: <<bits::little-32>>
+        %{"dA" => Tensor.new(data, :f32, {4, 1})}
+      end
+
+    sums = SequenceParallel.join(:selective_scan_backward, results)["dA"]
+    assert Tensor.to_list(sums) == [:nan, :infinity, :nan, 2.0]
+    assert join.([[], []], :f32) == Tensor.new(<<>>, :f32, {0, 1})
+  end
+
   defp error(fun) do
     fun.()
     flunk("no error")
