@@ -2,7 +2,7 @@ defmodule Sidewinder.Progress do
   @moduledoc """
   The progress of long calls, and the two options by which it is followed and ended. These calls take them:
   `Sidewinder.Mamba.load/2`, `new/3`, `forward/3`, `loss/3` and `generate/3`, `Sidewinder.Mamba.Session.prefill/3`,
-  `Sidewinder.Mamba.Trainer.step/3` and `model/2`.
+  `Sidewinder.Mamba.Trainer.step/3` and `model/2`, `Sidewinder.Quantized.load!/3`.
 
     * `:progress` - a function of a report, which is called in the process of the call; or a process of this node, which
       gets `{:sidewinder_progress, pid, report}` as a message, with the process of the call
@@ -22,6 +22,7 @@ defmodule Sidewinder.Progress do
   | stage | call | parts |
   | --- | --- | --- |
   | `:read` | loading with `copy: true` | bytes of the files |
+  | `:read` | `Sidewinder.Quantized.load!/3` | the tensors |
   | `:convert` | loading | the layers, and one for embedding and head |
   | `:quantize` | loading with `:quantize` | the layers, and one for the head |
   | `:upload` | loading to a GPU | bytes of the weights |
@@ -78,9 +79,38 @@ defmodule Sidewinder.Progress do
         called(fun, cancels, work)
 
       other ->
-        Options.wrong!(:progress, "a function of a report, or a process of this node", other)
+        no_listener(other)
     end
   end
+
+  defp no_listener(other),
+    do: Options.wrong!(:progress, "a function of a report, or a process of this node", other)
+
+  @doc false
+  # The results of `work` for each of `parts`, which are those of a stage, in a call with these options.
+  def map(parts, stage, options, work) do
+    cancels(options[:cancel])
+    tell = listener(options[:progress])
+    report = &%{stage: stage, done: &1, total: length(parts)}
+
+    results =
+      for {part, done} <- Enum.with_index(parts) do
+        go_on!(options, report.(done))
+        tell.(report.(done))
+        work.(part)
+      end
+
+    if parts != [], do: tell.(report.(length(parts)))
+    results
+  end
+
+  defp listener(nil), do: fn _report -> :ok end
+  defp listener(fun) when is_function(fun, 1), do: fun
+
+  defp listener(pid) when is_pid(pid) and node(pid) == node(),
+    do: &send(pid, {:sidewinder_progress, self(), &1})
+
+  defp listener(other), do: no_listener(other)
 
   defp cancels(nil), do: []
   defp cancels(%Cancellation{ref: ref}), do: [ref]
@@ -120,10 +150,15 @@ defmodule Sidewinder.Progress do
 
   @doc false
   # Raises if a call with these options is cancelled, between calls of the native library.
-  def go_on!(options) do
+  def go_on!(options), do: go_on!(options, "call", "a cancellation")
+
+  defp go_on!(options, %{stage: stage, done: done, total: total}),
+    do: go_on!(options, "#{stage}", "a cancellation after #{done} of #{total} parts")
+
+  defp go_on!(options, what, got) do
     cancellation = options[:cancel]
 
     if cancellation && Cancellation.cancelled?(cancellation),
-      do: raise(Error.new(:cancelled, "call", got: "a cancellation"))
+      do: raise(Error.new(:cancelled, what, got: got))
   end
 end

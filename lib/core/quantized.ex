@@ -10,7 +10,7 @@ defmodule Sidewinder.Quantized do
   `shape` is that of the weights, `{out, in}`. The data is on the host or on a CUDA device, and stays there.
   """
 
-  alias Sidewinder.{Error, Options, Safetensors, Tensor}
+  alias Sidewinder.{Error, Options, Progress, Safetensors, Tensor}
   alias Sidewinder.Kernel.{Quant, Ternary}
 
   @enforce_keys [:format, :shape, :data]
@@ -401,17 +401,20 @@ defmodule Sidewinder.Quantized do
   @doc """
   Reads the tensors of these names, or all of them, quantized ones by the names that `save!/2` was given.
 
-  Takes the option of `from_tensors/3`. Raises `Sidewinder.Error` as that does, and of kind `:file` for a file that is
-  missing, damaged or without a tensor of that name.
+  Takes the option of `from_tensors/3`, and `:progress` and `:cancel` (`Sidewinder.Progress`), between tensors. Raises
+  `Sidewinder.Error` as that does, and of kind `:file` for a file that is missing, damaged or without a tensor of that
+  name.
   """
   @spec load!(Path.t(), [String.t()] | :all, keyword) :: %{String.t() => t | Tensor.t()}
   def load!(path, names \\ :all, options \\ []) do
-    Options.known!(options, [:on_sentinel])
+    Options.known!(options, [:on_sentinel | Progress.options()])
+    {watched, options} = Keyword.split(options, Progress.options())
     types = for %{name: name, type: type} <- Safetensors.index(path), into: %{}, do: {name, type}
     quantized = quantized(types)
     parts = for {name, format} <- quantized, part <- names(name, format), do: part
     names = if names == :all, do: Map.keys(quantized) ++ (Map.keys(types) -- parts), else: names
-    Map.new(names, &{&1, load_one(path, &1, quantized[&1], options)})
+    load = &{&1, load_one(path, &1, quantized[&1], options)}
+    Map.new(Progress.map(names, :read, watched, load))
   end
 
   # The names of quantized tensors, with their formats.

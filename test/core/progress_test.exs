@@ -1,7 +1,7 @@
 defmodule Sidewinder.ProgressTest do
   use ExUnit.Case, async: true
 
-  alias Sidewinder.{Cancellation, Error, Mamba, Progress, Tensor}
+  alias Sidewinder.{Cancellation, Error, Mamba, Progress, Quantized, Tensor}
   alias Sidewinder.Mamba.{Session, Trainer}
 
   # A prompt takes about a second on one thread, so that a call that goes on after its end is seen.
@@ -82,6 +82,39 @@ defmodule Sidewinder.ProgressTest do
         call.(progress: self())
         assert [convert] = reports(self())
         assert_whole(convert, :convert)
+      end
+    end
+
+    @tag :tmp_dir
+    test "of quantized tensors that are read is theirs", %{tmp_dir: folder} do
+      path = Path.join(folder, "q.safetensors")
+      x = Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32})
+
+      tensors = %{
+        "a" => Quantized.quantize(x, :q8_0),
+        "b" => Quantized.quantize(x, :ternary),
+        "c" => x
+      }
+
+      Quantized.save!(path, tensors)
+      assert Quantized.load!(path, :all, progress: self()) == tensors
+      assert [reports] = reports(self())
+      assert assert_whole(reports, :read) == 3
+      Quantized.load!(path, ["a"], progress: &send(self(), {:heard, &1.done}))
+      for done <- 0..1, do: assert_received({:heard, ^done})
+      assert Quantized.load!(path, [], progress: self()) == %{}
+      refute_received _
+
+      cancellation = Cancellation.new()
+      stop = &if(&1.done == 1, do: Cancellation.cancel(cancellation))
+      load = &Quantized.load!(path, :all, &1)
+      error = cancelled(fn -> load.(cancel: cancellation, progress: stop) end)
+      assert %{argument: "read", got: "a cancellation after 2 of 3 parts"} = error
+
+      for name <- [:progress, :cancel] do
+        error = assert_raise Error, fn -> load.([{name, 1}]) end
+        assert %{kind: :option, argument: argument} = error
+        assert argument == to_string(name)
       end
     end
 
