@@ -193,9 +193,12 @@ defmodule Sidewinder.CommandLine do
   def ticking(label, work) do
     # Elixir allows ANSI sequences where output and errors go to a terminal.
     ticker = if IO.ANSI.enabled?(), do: spawn_link(fn -> tick(label, 1) end)
-    result = work.()
-    if ticker, do: stop(ticker)
-    result
+
+    try do
+      work.()
+    after
+      if ticker, do: stop(ticker)
+    end
   end
 
   defp tick(label, seconds) do

@@ -1,7 +1,9 @@
 defmodule Sidewinder.QuantizeTaskTest do
   use ExUnit.Case
 
-  alias Sidewinder.{Mamba, Quantized, RandomInputs, Safetensors, Tensor}
+  import ExUnit.CaptureIO
+
+  alias Sidewinder.{CommandLine, Mamba, Quantized, RandomInputs, Safetensors, Tensor}
 
   setup do
     shell = Mix.shell()
@@ -36,6 +38,29 @@ defmodule Sidewinder.QuantizeTaskTest do
 
     Safetensors.write(path, tensors)
     {path, Path.join(folder, "out.safetensors"), tensors}
+  end
+
+  test "long work tells its seconds on a terminal, and the line is gone then" do
+    before = Application.fetch_env!(:elixir, :ansi_enabled)
+    on_exit(fn -> Application.put_env(:elixir, :ansi_enabled, before) end)
+
+    work = fn ->
+      Process.sleep(1200)
+      :done
+    end
+
+    for {terminal?, told} <- [{true, "\r1 of 2: w: 1 s\r\e[K"}, {false, ""}] do
+      Application.put_env(:elixir, :ansi_enabled, terminal?)
+
+      assert capture_io(:stderr, fn ->
+               assert CommandLine.ticking("1 of 2: w", work) == :done
+             end) == told
+    end
+
+    Application.put_env(:elixir, :ansi_enabled, true)
+    links = Process.info(self(), :links)
+    catch_throw(CommandLine.ticking("w", fn -> throw(:error) end))
+    assert Process.info(self(), :links) == links
   end
 
   @tag :tmp_dir
