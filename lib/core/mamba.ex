@@ -402,7 +402,7 @@ defmodule Sidewinder.Mamba do
       of them.
 
   An error in a request is raised in the process that asks, as `Sidewinder.Error`; over a cluster that process exits
-  with it.
+  with it. A request ends with the process that asks, after the token at work; over a cluster it goes on to its end.
   """
   @spec serving(t | [t, ...], keyword) :: struct
   def serving(models, options \\ []) do

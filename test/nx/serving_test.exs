@@ -218,9 +218,36 @@ defmodule Sidewinder.ServingTest do
   test "streams before all is done" do
     told_of_batches()
     name = start(Mamba.serving(model(), stream: true, max_tokens: 3000))
-    first = fn -> name |> Nx.Serving.batched_run([1, 2]) |> Enum.take(1) end
-    assert Task.await(Task.async(first), :infinity) == generate(model(), [1, 2], max_tokens: 1)
+    expected = generate(model(), [1, 2], max_tokens: 1)
+    test = self()
+
+    caller =
+      spawn_link(fn ->
+        send(test, {:first, name |> Nx.Serving.batched_run([1, 2]) |> Enum.take(1)})
+        Process.sleep(:infinity)
+      end)
+
+    assert_receive {:first, ^expected}, 60_000
     refute_received :batch
+    assert_receive :batch, 60_000
+    end_of(caller)
+  end
+
+  defp end_of(process) do
+    Process.unlink(process)
+    Process.exit(process, :kill)
+  end
+
+  test "a request ends with its caller, and those beside it go on" do
+    model = model()
+    told_of_batches()
+    serving = Mamba.serving(model, max_tokens: 1_000_000)
+    name = start(serving, batch_size: 2, batch_timeout: 60_000)
+    caller = spawn_link(fn -> Nx.Serving.batched_run(name, [1, 2]) end)
+    other = Task.async(fn -> Nx.Serving.batched_run(name, {[3], max_tokens: 300}) end)
+    refute_receive :batch, 500
+    end_of(caller)
+    assert Task.await(other, 60_000) == generate(model, [3], max_tokens: 300)
     assert_receive :batch, 60_000
   end
 

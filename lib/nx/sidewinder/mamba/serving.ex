@@ -82,6 +82,7 @@ defmodule Sidewinder.Mamba.Serving do
     Generation.stops!(own[:stop], texts?, vocabulary)
 
     %{
+      caller: self(),
       tokens: tokens,
       text?: is_binary(prompt),
       own: own,
@@ -154,6 +155,7 @@ defmodule Sidewinder.Mamba.Serving do
   defp generate(model, batch, tell, max_tokens) do
     rows = for request <- requests(batch), do: start(model, request)
     rows = go_on(rows, model.tokenizer, tell)
+    for row <- rows, do: Process.demonitor(row.caller, [:flush])
 
     numbers =
       for %{said: said} <- rows, token <- padded(Enum.reverse(said), max_tokens), do: token
@@ -171,7 +173,11 @@ defmodule Sidewinder.Mamba.Serving do
     prompt = for <<token::32 <- packed>>, do: token
 
     request =
-      Map.merge(%{request | tokens: prompt}, %{read?: request.stop_texts != [], watched: []})
+      Map.merge(%{request | tokens: prompt}, %{
+        caller: Process.monitor(request.caller),
+        read?: request.stop_texts != [],
+        watched: []
+      })
 
     model |> Batch.start(request) |> Map.put(:said, [])
   end
@@ -180,7 +186,17 @@ defmodule Sidewinder.Mamba.Serving do
   defp go_on(rows, tokenizer, tell) do
     rows = for row <- Batch.say(rows, tokenizer), do: %{row | said: said(row)}
     tell.(integers(for row <- rows, do: row.token || @none))
+    rows = Enum.map(rows, &while_asked/1)
     if next = Batch.step(rows, length(rows)), do: go_on(next, tokenizer, tell), else: rows
+  end
+
+  # A row ends with the process that asked for it.
+  defp while_asked(%{caller: monitor} = row) do
+    receive do
+      {:DOWN, ^monitor, :process, _pid, _reason} -> %{row | token: nil, left: 0}
+    after
+      0 -> row
+    end
   end
 
   defp said(%{token: nil, said: said}), do: said
