@@ -114,8 +114,18 @@ defmodule Sidewinder.Safetensors do
     :ok
   end
 
-  defp natives(tensors),
-    do: for({name, %Tensor{} = tensor} <- tensors, do: {name, Tensor.to_native(tensor)})
+  defp natives(tensors) when is_map(tensors) and not is_struct(tensors),
+    do: natives(Map.to_list(tensors))
+
+  defp natives([{name, %Tensor{} = tensor} | rest]) when is_binary(name),
+    do: [{name, Tensor.to_native(tensor)} | natives(rest)]
+
+  defp natives([]), do: []
+  defp natives([other | _rest]), do: no_tensors(other)
+  defp natives(other), do: no_tensors(other)
+
+  defp no_tensors(got),
+    do: Options.wrong_argument!("tensors", "pairs of a text and a Sidewinder.Tensor", got)
 
   @doc """
   Tensors on the host as the bytes of a file.

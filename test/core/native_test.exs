@@ -155,6 +155,17 @@ defmodule Sidewinder.NativeTest do
     ])
   end
 
+  test "what is no tensor is refused, not left out of a file" do
+    x = Tensor.from_list([1, 2], :f32, {2})
+
+    for tensors <- [%{"x" => x, "y" => 3}, [{"x", x}, :y], [x: x], [{"x", x} | :y], x, 7],
+        call <- [&Safetensors.encode/1, &Safetensors.write("never", &1)] do
+      assert %Error{kind: :argument, argument: "tensors"} = catch_error(call.(tensors))
+    end
+
+    refute File.exists?("never")
+  end
+
   test "random bytes and damaged files are refused" do
     path = Path.join(System.tmp_dir!(), "sidewinder-damaged-#{System.pid()}.safetensors")
     Safetensors.write(path, inputs({1, 2, 3, 4}))
