@@ -131,6 +131,59 @@ defmodule Sidewinder.PackedTest do
     end
   end
 
+  # The state and the divisor, of sums of positive numbers.
+  defp normalized(tensors, more) do
+    {[q, k, v], opts} = Enum.map_reduce([:q, :k, :v], tensors, &Map.pop!(&2, &1))
+    asked = [normalize: true, return_state: true, return_z: true]
+    Sidewinder.linear_attention(q, k, v, Map.to_list(opts) ++ asked ++ more)
+  end
+
+  defp normalized_separately(tensors) do
+    {of_steps, states} = Map.split(tensors, [:q, :k, :v, :g])
+
+    results =
+      for {length, at} <- Enum.with_index(@lengths) do
+        start = Enum.sum(Enum.take(@lengths, at))
+        states = Map.new(states, fn {name, t} -> {name, t[at..at]} end)
+
+        slice = fn {name, t} -> {name, Nx.slice_along_axis(t, start, length, axis: 1)} end
+
+        if length == 0,
+          do: {nil, states.initial_state, states.initial_z},
+          else: of_steps |> Map.new(slice) |> Map.merge(states) |> normalized([])
+      end
+
+    [ys, states, zs] = for i <- 0..2, do: Enum.map(results, &elem(&1, i))
+
+    {Nx.concatenate(Enum.reject(ys, &is_nil/1), axis: 1), Nx.concatenate(states),
+     Nx.concatenate(zs)}
+  end
+
+  test "normalized linear attention of packed sequences, with its divisor, is that of each" do
+    {tensors, _args, _shared} = problem(:linear_attention)
+
+    tensors =
+      tensors
+      |> Map.merge(Map.new([:q, :k], &{&1, Nx.add(tensors[&1], 0.6)}))
+      |> Map.put(:initial_z, random(9, {@count, 2, 2}, 0.1, 1.0, :f32))
+
+    expected = normalized_separately(tensors)
+
+    loss = fn {y, state, z} ->
+      Nx.sum(Nx.sin(y)) |> Nx.add(Nx.sum(Nx.cos(state))) |> Nx.add(Nx.sum(Nx.cos(z)))
+    end
+
+    gradients = Nx.Defn.grad(tensors, &loss.(normalized_separately(&1)))
+    assert Map.keys(gradients) == ~w(g initial_state initial_z k q v)a
+
+    for backend <- [:auto, :nx] do
+      packed = &normalized(&1, cu_seqlens: ends(), backend: backend)
+      for i <- 0..2, do: close(elem(packed.(tensors), i), elem(expected, i))
+      got = Nx.Defn.grad(tensors, &loss.(packed.(&1)))
+      for {name, gradient} <- gradients, do: close(got[name], gradient)
+    end
+  end
+
   # q, k and v, and the axis of their steps.
   defp attention(:heads_last) do
     shapes = [{1, @length, 4, 3}, {1, @length, 2, 3}, {1, @length, 2, 5}]

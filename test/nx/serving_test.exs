@@ -76,6 +76,19 @@ defmodule Sidewinder.ServingTest do
     assert Enum.any?(all, &(&1 != a))
   end
 
+  test "gives what generate gives with models of every kind" do
+    for kind <- ~w(mamba2 mamba2_groups falcon_mamba) do
+      model = Mamba.load(Path.expand("../golden/#{kind}", __DIR__), backend: :cpu, threads: 1)
+      options = [max_tokens: 10] ++ @drawn
+      requests = for i <- 1..3, do: {Enum.to_list(1..i), seed: i, max_tokens: 11 - i}
+      expected = for {prompt, own} <- requests, do: generate(model, prompt, own ++ options)
+      assert Nx.Serving.run(Mamba.serving(model, options), requests) == expected
+
+      name = start(Mamba.serving(model, [stream: true] ++ options), batch_size: 3)
+      assert ask_all(name, requests) == expected
+    end
+  end
+
   test "several callers are one batch, each with its own prompt and options" do
     model = model()
     told_of_batches()

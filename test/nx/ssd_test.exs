@@ -140,6 +140,56 @@ defmodule Sidewinder.SsdTest do
     end
   end
 
+  # A step by `ssd` itself, and by the update of Mamba's first scan, which has numbers for each channel.
+  defp step(:ssd, i, t, state, opts) do
+    {y, state} =
+      Sidewinder.ssd(at(i["x"], t), at(i["dt"], t), i["A"], at(i["B"], t), at(i["C"], t), [
+        {:z, at(i["z"], t)},
+        {:d, i["D"]},
+        {:dt_bias, i["dt_bias"]},
+        {:initial_state, state},
+        {:return_state, true} | opts
+      ])
+
+    {y, state}
+  end
+
+  defp step(:update, i, t, state, opts) do
+    {batch, heads, width, states} = state.shape
+    row = fn t -> Nx.reshape(t, {batch, heads * width}) end
+    [b, c] = for name <- ["B", "C"], do: Nx.squeeze(at(i[name], t), axes: [1])
+    channels = &(&1 |> Nx.new_axis(-1) |> Nx.broadcast(&2) |> Nx.flatten())
+    [a, d, bias] = for name <- ~w(A D dt_bias), do: channels.(i[name], {heads, width})
+    dt = i["dt"] |> at(t) |> Nx.reshape({batch, heads, 1}) |> Nx.broadcast({batch, heads, width})
+
+    {y, state} =
+      Sidewinder.selective_state_update(
+        Nx.reshape(state, {batch, heads * width, states}),
+        row.(at(i["x"], t)),
+        row.(dt),
+        a |> Nx.new_axis(1) |> Nx.broadcast({heads * width, states}),
+        b,
+        c,
+        [d: d, z: row.(at(i["z"], t)), dt_bias: bias] ++ opts
+      )
+
+    {Nx.reshape(y, {batch, 1, heads, width}), Nx.reshape(state, {batch, heads, width, states})}
+  end
+
+  defp at(tensor, t), do: tensor[[.., t..t]]
+
+  test "steps one by one are the scan" do
+    {_, inputs, _, opts} = call({{2, 6, 4, 3, 2, 5}, @all})
+    whole = run(@op, inputs, [return_state: true] ++ opts)
+
+    for way <- [:ssd, :update], backend <- [:nx, :cpu] do
+      step = &step(way, inputs, &1, &2, [backend: backend] ++ opts)
+      {ys, last_state} = Enum.map_reduce(0..5, inputs["initial_state"], step)
+      assert_close(Nx.concatenate(ys, axis: 1), whole.y, rtol: 1.0e-10, of: way)
+      assert_close(last_state, whole.last_state, rtol: 1.0e-10, of: way)
+    end
+  end
+
   test "is one kernel forward and one backward" do
     call = call({{2, 3, 2, 2, 1, 3}, @all}, :f32) |> with_options(backend: :cpu)
     assert kernel_calls(fn -> value_and_grad(call) end) == [:ssd, :ssd_backward]
