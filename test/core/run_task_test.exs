@@ -2,7 +2,7 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
   use ExUnit.Case, async: false
 
   alias Mix.Tasks.Sidewinder.Run
-  alias Sidewinder.{Calls, Golden, Safetensors, Tensor}
+  alias Sidewinder.{Calls, Golden, Kernel, Ops, RandomInputs, Safetensors, Tensor}
 
   setup do
     shell = Mix.shell()
@@ -97,6 +97,40 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
             "#{golden.name} #{name} #{type}"
           )
         end
+      end
+    end
+  end
+
+  # There are no golden cases of these.
+  for {op, sizes, flags, options} <- [
+        {:ssd, "P=2,N=3", ["--dt-softplus"], %{dt_softplus: true}},
+        {:gated_delta_rule, "K=3,V=2", ["--qk-l2norm"], %{qk_l2norm: true}},
+        {:linear_attention, "K=3,V=2", ["--normalize", "--return-z"],
+         %{normalize: true, return_z: true}}
+      ] do
+    test "#{op} and its gradients are those of the kernel, in every type", context do
+      options = unquote(Macro.escape(options))
+      declared = Ops.find!(Ops.all(), unquote(op))
+      backward = Ops.backward(Ops.all(), declared)
+      optional = for %{optional: true, name: name} <- declared.inputs, do: name
+      sizes = [shape: "B=2,L=5,H=4,G=2," <> unquote(sizes), with: optional -- ["cu_seqlens"]]
+
+      for type <- Tensor.float_types() do
+        inputs = RandomInputs.make(unquote(op), [type: type] ++ sizes)
+        outputs = Kernel.run(unquote(op), inputs, Map.put(options, :return_state, true))
+
+        cotangents =
+          for "d" <> name <- declared.cotangents,
+              do: {"d" <> name, Calls.uniform(outputs[name].shape, -1, 1, outputs[name].type)}
+
+        given = Map.new(inputs ++ cotangents)
+        given = Ops.gradient_inputs(backward, given, outputs, fn _slot, _output -> nil end)
+        gradients = Kernel.run(String.to_atom(backward.name), given, options)
+        assert map_size(gradients) == length(inputs)
+
+        path = write(context.folder, inputs ++ cotangents)
+        Run.run(["#{unquote(op)}", path, context.out | unquote(flags)])
+        assert Safetensors.read(context.out) == Map.merge(outputs, gradients)
       end
     end
   end
