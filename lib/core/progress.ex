@@ -2,7 +2,7 @@ defmodule Sidewinder.Progress do
   @moduledoc """
   The progress of long calls, and the two options by which it is followed and ended. These calls take them:
   `Sidewinder.Mamba.load/2`, `new/3`, `forward/3`, `loss/3` and `generate/3`, `Sidewinder.Mamba.Session.prefill/3`,
-  `Sidewinder.Mamba.Trainer.step/3` and `model/2`, `Sidewinder.Quantized.load!/3`.
+  `Sidewinder.Mamba.Trainer.step/3` and `model/2`, and `Sidewinder.Quantized.load!/3`.
 
     * `:progress` - a function of a report, which is called in the process of the call; or a process of this node, which
       gets `{:sidewinder_progress, pid, report}` as a message, with the process of the call
