@@ -24,6 +24,17 @@ defmodule Sidewinder.NativeTest do
     assert {:ok, %{levels: [_ | _]}} = Native.cpu_info()
   end
 
+  test "tokens are whole numbers of 32 bits, as many as the shape says" do
+    model = Sidewinder.Mamba.load("examples/models/novels", backend: :cpu)
+
+    for tokens <- [<<1::32, 2>>, <<1::32>>, <<1::32, 2::32, 3::32>>] do
+      assert {:error, %{kind: :size, argument: "tokens", got: got}} =
+               Native.mamba_forward_cpu(model.ref, {tokens, [1, 2]}, {nil, nil, []})
+
+      assert got == "#{byte_size(tokens)} bytes"
+    end
+  end
+
   test "every op says what it takes" do
     ops = Sidewinder.Ops.all()
     assert ["selective_scan", "selective_state_update"] -- Enum.map(ops, & &1.name) == []
