@@ -22,15 +22,15 @@ __device__ __forceinline__ void copy_tile(STORAGE* to, const TensorMap& from, in
         copy_box(to + column * TALL, &from, column, row, head, batch, full);
 }
 
-// Each warp frees a stage by itself, once its products have been waited for.
+// Each warp frees a stage by itself, once its products have been waited for and all lanes have read what they need.
 __device__ __forceinline__ void release(Barrier* free) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(free);
 }
 
 // The same for a stage that the warp has written.
 __device__ __forceinline__ void publish(Barrier* full) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
     release(full);
 }
 

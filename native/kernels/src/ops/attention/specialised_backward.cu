@@ -32,6 +32,9 @@
 // Tried without gain in version 3: three stages of dy and one of dq, 454-518 and 423-442; two stages of queries at width
 // 128, 432-522. Without turns of the warpgroups causal calls at width 128 have 443-449.
 
+// racecheck reports that the next copy into a stage may overtake reads of shift and delta. It cannot: each lane reads before
+// its warp meets in `release`, where one lane arrives for all, and the copying thread waits for every warp.
+
 struct Stages {
     Barrier own, own_free, q[STAGES], q_free[STAGES], y[VALUE_STAGES], y_free[VALUE_STAGES], ds, ds_free, sums[SUMS_STAGES],
         sums_free[SUMS_STAGES];
