@@ -151,22 +151,12 @@ fn time(
     let dims: Vec<_> = shapes.iter().map(|(_, dims)| dims).collect();
     let product = name.starts_with("matmul") || name == "linear";
     let (queued_ms, (ms, least_ms)) =
-        if product { (Some(ms), recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
+        if product { (Some(ms), common::recorded(&lane, queue)?) } else { (None, (ms, least_ms)) };
     // Each result is a dot product over the last axis of the first factor.
     let results: usize = outputs.iter().map(|(_, buffer)| buffer.spec().shape.elements()).sum();
     let products = (results * shapes[0].1.last().copied().unwrap_or(0)) as f64;
     Ok(json!({"op": name, "options": options, "dtype": dtype.name(), "shapes": dims, "ms": ms, "least_ms": least_ms,
         "queued_ms": queued_ms, "gb_s": bytes as f64 / ms / 1e6, "tflops": product.then_some(2.0 * products / ms / 1e9)}))
-}
-
-/// Median and least time of one call, from a CUDA graph of many. Inputs, outputs and the lane's scratch memory must
-/// stay allocated.
-fn recorded(lane: &Lane, call: impl Fn() -> Result<()>) -> Result<(f64, f64)> {
-    const CALLS: usize = 50;
-    let graph = lane.record(|| (0..CALLS).try_for_each(|_| call()))?;
-    // SAFETY: this lane recorded it, and the caller keeps its buffers alive.
-    let (ms, least) = common::median_and_least(lane, || unsafe { lane.replay(&graph) })?;
-    Ok((ms / CALLS as f64, least / CALLS as f64))
 }
 
 /// Values between -1 and 1; decays just below 1, so that their products do not underflow.
