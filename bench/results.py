@@ -24,7 +24,7 @@ RESULTS, NOTES = HERE / "results", HERE / "results" / "notes.md"
 KINDS = {
     "": tables.raced(),
     "attention_h200": tables.attention,
-    "calls_h200": tables.calls,
+    "calls_": tables.calls,
     "cuda_backward_h200": tables.scan_kernels("of_exponentials"),
     "cuda_op_h200": tables.memory_ops,
     "cuda_time_h200": tables.scan_kernels("of_exponentials", "of_bandwidth"),

@@ -160,8 +160,9 @@ def calls(path):
     rows, about = rows_of(path)
     places = {"cpu": "CPU", "cuda_from_host": "CUDA, binary to binary", "cuda_resident": "CUDA, buffer to buffer"}
     times = {(row["call"], row["where"]): row["median_us"] / 1000 for row in rows}
-    body = [[sized(call), *(cell(times[call, place]) for place in places)] for call in distinct(rows, "call")]
-    return [grid(["call", *places.values()], body), machine(about)]
+    there = distinct(rows, "where")
+    body = [[sized(call), *(cell(times[call, place]) for place in there)] for call in distinct(rows, "call")]
+    return [grid(["call", *(places[place] for place in there)], body), machine(about)]
 
 
 def telemetry(path):
