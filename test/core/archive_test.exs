@@ -153,6 +153,7 @@ defmodule Sidewinder.ArchiveTest do
     assert why =~ "econnrefused"
   end
 
+  @tag timeout: 10_000
   test "a server that never answers is given up", %{tmp_dir: folder} = context do
     with_env(%{"RUSTLER_PRECOMPILED_GLOBAL_CACHE_PATH" => Path.join(folder, "cache")})
     # Connections wait in its queue.
@@ -160,11 +161,8 @@ defmodule Sidewinder.ArchiveTest do
     {:ok, port} = :inet.port(listener)
     url = "http://127.0.0.1:#{port}"
 
-    {us, {:error, why}} =
-      :timer.tc(fn -> Archive.library(@name, context.sums, url, timeout: 100) end)
-
+    assert {:error, why} = Archive.library(@name, context.sums, url, timeout: 100)
     assert why == "#{url}/#{@name} cannot be reached: :timeout"
-    assert us in 100_000..10_000_000
     assert {:ok, _} = :gen_tcp.accept(listener, 0)
     assert {:error, :timeout} = :gen_tcp.accept(listener, 0)
   end

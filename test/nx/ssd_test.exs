@@ -142,16 +142,13 @@ defmodule Sidewinder.SsdTest do
 
   # A step by `ssd` itself, and by the update of Mamba's first scan, which has numbers for each channel.
   defp step(:ssd, i, t, state, opts) do
-    {y, state} =
-      Sidewinder.ssd(at(i["x"], t), at(i["dt"], t), i["A"], at(i["B"], t), at(i["C"], t), [
-        {:z, at(i["z"], t)},
-        {:d, i["D"]},
-        {:dt_bias, i["dt_bias"]},
-        {:initial_state, state},
-        {:return_state, true} | opts
-      ])
-
-    {y, state}
+    Sidewinder.ssd(at(i["x"], t), at(i["dt"], t), i["A"], at(i["B"], t), at(i["C"], t), [
+      {:z, at(i["z"], t)},
+      {:d, i["D"]},
+      {:dt_bias, i["dt_bias"]},
+      {:initial_state, state},
+      {:return_state, true} | opts
+    ])
   end
 
   defp step(:update, i, t, state, opts) do
