@@ -18,7 +18,8 @@ defmodule Sidewinder.Axon do
 
   So do types: a layer computes in the common type of its inputs and parameters (`Nx.Type.merge/2`), once a policy has
   cast both, and returns it. Features in bf16 and parameters in f32 make f32, as in `Axon.dense/3`, and integers take the
-  type of the parameters. Masks, tokens and an initial state do not count. The arithmetic within a kernel is f32 at least.
+  type of the parameters. Masks, tokens, ends of sequences and an initial state do not count. The arithmetic within a kernel
+  is f32 at least.
 
   Matrices are stored `{out, in}`, as in Mamba's checkpoints, so `:fan_out` of Axon's initializers is the number of
   inputs here. The parameters keep those checkpoints' names and need no
@@ -26,6 +27,21 @@ defmodule Sidewinder.Axon do
   size 1, `mixer.dt_proj.weight` and `bias` are `dt_w` and `dt_b`, `norm.weight` is `gamma`.
 
   `to_mamba/3` converts a trained model to one that runs inside the native library; `from_mamba/2` is the reverse.
+
+  ## Packed sequences
+
+  `mamba/2`, `mamba2/2`, `gated_delta_net/2`, their blocks and `linear_attention/2` take sequences of different lengths, one
+  after the other in a batch of 1, with a layer of their ends as the option `:cu_seqlens`: integers `{sequences + 1}`, which
+  `Sidewinder` describes. Results and gradients are those of one call for each sequence, and parameters those of the same
+  layer without the option.
+
+      iex> [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
+      iex> {init, predict} = Axon.build(Sidewinder.Axon.mamba(x, layers: 1, cu_seqlens: ends))
+      iex> inputs = %{"x" => Nx.iota({1, 5, 8}, type: :f32), "cu_seqlens" => Nx.tensor([0, 2, 5])}
+      iex> state = init.(inputs, Axon.ModelState.empty())
+      iex> second = %{"x" => inputs["x"][[.., 2..4]], "cu_seqlens" => Nx.tensor([0, 3])}
+      iex> Nx.all_close(predict.(state, inputs)[[.., 2..4]], predict.(state, second)) |> Nx.to_number()
+      1
 
   ## Options of every layer
 
@@ -55,7 +71,8 @@ defmodule Sidewinder.Axon do
            kernel_size: {4, :size},
            dt_rank: {nil, :size},
            use_bias: {false, :flag},
-           conv_bias: {true, :flag}
+           conv_bias: {true, :flag},
+           cu_seqlens: {nil, :layer}
          ] ++ @steps ++ @weights
 
   @attention [
@@ -77,7 +94,8 @@ defmodule Sidewinder.Axon do
     * `:layers` - how many blocks. Defaults to `2`.
 
     * `:output` - `:sequence` for `{batch, length, width}`, or `:last` for the last step of it,
-      `{batch, width}`. Defaults to `:sequence`.
+      `{batch, width}`, and of packed sequences for that of each, `{sequences, width}`, zeros for an empty one. Defaults to
+      `:sequence`.
 
     * `:name` - what the names of the layers start with. Those of `name: "mamba"` are `"mamba_0_norm"`,
       `"mamba_0"` (the block), `"mamba_0_add"`, `"mamba_1_norm"` and so on, and `"mamba_norm"` at the end.
@@ -85,7 +103,10 @@ defmodule Sidewinder.Axon do
 
     * `:epsilon`, `:gamma_initializer` - those of `rms_norm/2`
 
-    * all options of `mamba_block/2` but `:meta`
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in `x`, `{1, length, width}`.
+      Defaults to `nil`, a sequence in each row.
+
+    * all other options of `mamba_block/2` but `:meta`
 
   ## Examples
 
@@ -94,6 +115,12 @@ defmodule Sidewinder.Axon do
       iex> state = init.(Nx.template({1, 5, 8}, :f32), Axon.ModelState.empty())
       iex> Map.keys(state.data)
       ["mamba_0", "mamba_0_norm", "mamba_norm"]
+
+      iex> [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
+      iex> model = Sidewinder.Axon.mamba(x, output: :last, cu_seqlens: ends)
+      iex> two = %{"x" => Nx.template({1, 5, 8}, :f32), "cu_seqlens" => Nx.template({3}, :s32)}
+      iex> Axon.get_output_shape(model, two).shape
+      {2, 8}
   """
   @doc type: :model
   @spec mamba(Axon.t(), keyword) :: Axon.t()
@@ -112,19 +139,21 @@ defmodule Sidewinder.Axon do
       name = join(all.name, i)
       residual(x, &block.(&1, [name: name] ++ own), [name: name] ++ norm)
     end)
-    |> output(all.output)
+    |> output(all)
     |> rms_norm([name: join(all.name, "norm")] ++ norm)
   end
 
   # The norm is computed for each step independently, so with `:last` for the last step alone.
-  defp output(x, :sequence), do: x
-  defp output(x, :last), do: layer(:last, [x: x], [], %{}, count: nil)
+  defp output(x, %{output: :sequence}), do: x
+
+  defp output(x, %{output: :last, cu_seqlens: ends}),
+    do: layer(:last, [x: x, cu_seqlens: ends], [], %{}, count: nil)
 
   @doc """
   Adds a stack of Mamba-2 blocks: `residual/3` around `mamba2_block/2`, `:layers` times, then `rms_norm/2`.
 
-  Options are `:layers`, `:output`, `:name` and `:gamma_initializer`, as in `mamba/2`, `:epsilon` for all norms, those in
-  blocks too, and all other options of `mamba2_block/2` but `:meta`.
+  Options are `:layers`, `:output`, `:name`, `:gamma_initializer` and `:cu_seqlens`, `{sequences + 1}`, as in `mamba/2`,
+  `:epsilon` for all norms, those in blocks too, and all other options of `mamba2_block/2` but `:meta`.
 
   ## Examples
 
@@ -133,6 +162,12 @@ defmodule Sidewinder.Axon do
       iex> state = init.(Nx.template({1, 5, 8}, :f32), Axon.ModelState.empty())
       iex> Map.keys(state.data)
       ["mamba_0", "mamba_0_norm", "mamba_norm"]
+
+      iex> [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
+      iex> model = Sidewinder.Axon.mamba2(x, head_size: 4, cu_seqlens: ends)
+      iex> two = %{"x" => Nx.template({1, 5, 8}, :f32), "cu_seqlens" => Nx.template({3}, :s32)}
+      iex> Axon.get_output_shape(model, two).shape
+      {1, 5, 8}
   """
   @doc type: :model
   @spec mamba2(Axon.t(), keyword) :: Axon.t()
@@ -142,8 +177,8 @@ defmodule Sidewinder.Axon do
   @doc """
   Adds a stack of Gated DeltaNet blocks: `residual/3` around `gated_delta_net_block/2`, `:layers` times, then `rms_norm/2`.
 
-  Options are `:layers`, `:output`, `:name` and `:gamma_initializer`, as in `mamba/2`, `:epsilon` for all norms, those in
-  blocks too, and all other options of `gated_delta_net_block/2` but `:meta`.
+  Options are `:layers`, `:output`, `:name`, `:gamma_initializer` and `:cu_seqlens`, `{sequences + 1}`, as in `mamba/2`,
+  `:epsilon` for all norms, those in blocks too, and all other options of `gated_delta_net_block/2` but `:meta`.
 
   ## Examples
 
@@ -152,6 +187,12 @@ defmodule Sidewinder.Axon do
       iex> {init, _predict} = Axon.build(model)
       iex> init.(Nx.template({2, 5, 8}, :f32), Axon.ModelState.empty()).data |> Map.keys()
       ["net_0", "net_0_norm", "net_norm"]
+
+      iex> [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
+      iex> model = Sidewinder.Axon.gated_delta_net(x, head_size: 4, cu_seqlens: ends)
+      iex> two = %{"x" => Nx.template({1, 5, 8}, :f32), "cu_seqlens" => Nx.template({3}, :s32)}
+      iex> Axon.get_output_shape(model, two).shape
+      {1, 5, 8}
   """
   @doc type: :model
   @spec gated_delta_net(Axon.t(), keyword) :: Axon.t()
@@ -279,6 +320,9 @@ defmodule Sidewinder.Axon do
     * `:kernel_initializer`, `:bias_initializer` - other initializers, for all but `dt_w`, `dt_b`, `A_log`
       and `D`
 
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in `x`, `{1, length, width}`. With
+      it the block is computed as its parts, and not as one kernel. Defaults to `nil`, a sequence in each row.
+
   ## Examples
 
       iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mamba_block(state_size: 4)
@@ -292,7 +336,7 @@ defmodule Sidewinder.Axon do
   @spec mamba_block(Axon.t(), keyword) :: Axon.t()
   def mamba_block(%Axon{} = x, opts \\ []) do
     opts = options!(:mamba_block, opts, @layer ++ @block)
-    layer(:mamba_block, [x: x], block_params(opts), opts)
+    layer(:mamba_block, [x: x, cu_seqlens: opts.cu_seqlens], block_params(opts), opts)
   end
 
   defp block_params(%{expand: e, state_size: n, kernel_size: w} = opts) do
@@ -365,6 +409,9 @@ defmodule Sidewinder.Axon do
     * `:kernel_initializer`, `:bias_initializer` - other initializers for the matrices with the convolution, and for
       the biases but `dt_b`
 
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in `x`, `{1, length, width}`.
+      Defaults to `nil`, a sequence in each row.
+
   ## Examples
 
       iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.mamba2_block(state_size: 4, head_size: 8)
@@ -412,7 +459,7 @@ defmodule Sidewinder.Axon do
     * `:conv_bias` - whether the convolution adds `conv_b`. Defaults to `false`.
 
     * `:kernel_size`, `:epsilon`, `:use_bias`, `:a_min`, `:a_max`, `:dt_min`, `:dt_max`, `:dt_init_floor`,
-      `:kernel_initializer`, `:bias_initializer` - as in `mamba2_block/2`
+      `:kernel_initializer`, `:bias_initializer`, `:cu_seqlens` - as in `mamba2_block/2`
 
   ## Examples
 
@@ -473,11 +520,20 @@ defmodule Sidewinder.Axon do
 
     * `:kernel_initializer`, `:bias_initializer` - other initializers for the matrices, and for the biases but `decay_b`
 
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in `x`, `{1, length, width}`.
+      Defaults to `nil`, a sequence in each row.
+
   ## Examples
 
       iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.linear_attention(head_size: 4, decay: :key)
       iex> Axon.get_output_shape(model, Nx.template({2, 5, 8}, :f32)).shape
       {2, 5, 8}
+
+      iex> [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
+      iex> model = Sidewinder.Axon.linear_attention(x, head_size: 4, cu_seqlens: ends)
+      iex> two = %{"x" => Nx.template({1, 5, 8}, :f32), "cu_seqlens" => Nx.template({3}, :s32)}
+      iex> Axon.get_output_shape(model, two).shape
+      {1, 5, 8}
   """
   @doc type: :recurrent
   @spec linear_attention(Axon.t(), keyword) :: Axon.t()

@@ -22,7 +22,8 @@ defmodule Sidewinder.Axon.GatedDeltaNet do
     opts = options!(:gated_delta_net_block, opts, known)
     options = Map.take(opts, [:head_size, :negative_eigenvalues, :epsilon])
     params = Mixer.params(opts, &sizes!(&1, opts))
-    layer(:gated_delta_net_block, [x: x], params, opts, Map.to_list(options))
+    inputs = [x: x, cu_seqlens: opts.cu_seqlens]
+    layer(:gated_delta_net_block, inputs, params, opts, Map.to_list(options))
   end
 
   defp sizes!(width, %{head_size: head_size} = opts) do
@@ -39,27 +40,29 @@ defmodule Sidewinder.Axon.GatedDeltaNet do
   ## The computation
 
   @doc """
-  The block of `x`, `{B, L, M}`:
+  The block of `x`, `{B, L, M}`, whose sequences end at `cu_seqlens` if they are packed:
 
       u, z, b, a = split(in_proj x)
       q, k, v = split(silu(causal_conv1d(u)))
       y = gated_delta_rule(q, k, v, sigmoid(b); g: -exp(A_log) softplus(a + dt_b), qk_l2norm)
       out_proj gated_rms_norm(y, z; norm, before the gate)
   """
-  def compute(x, params, %{head_size: head_size} = opts) do
+  def compute(%{x: x} = inputs, params, %{head_size: head_size} = opts) do
+    ends = inputs[:cu_seqlens]
     {batch, length, _width} = Nx.shape(x)
     {heads, value_size} = {Nx.size(params["A_log"]), Nx.size(params["norm"])}
     {inner, convolved} = {heads * value_size, Nx.axis_size(params["conv_w"], 0)}
     keys = div(convolved - inner, 2)
     [u, z, b, a] = Mixer.project(x, params, [convolved, inner, heads, heads])
-    u = Sidewinder.causal_conv1d(u, params["conv_w"], bias: params["conv_b"], activation: :silu)
-    [q, k, v] = Mixer.split(u, 2, [keys, keys, inner])
+    [q, k, v] = u |> Mixer.convolve(params, ends) |> Mixer.split(2, [keys, keys, inner])
     by_head = fn t, size -> Nx.reshape(t, {batch, length, :auto, size}) end
     [q, k] = for t <- [q, k], do: by_head.(t, head_size)
     [v, z] = for t <- [v, z], do: by_head.(t, value_size)
 
+    options = [g: decay(a, params), qk_l2norm: true, cu_seqlens: ends]
+
     q
-    |> Sidewinder.gated_delta_rule(k, v, beta(b, opts), g: decay(a, params), qk_l2norm: true)
+    |> Sidewinder.gated_delta_rule(k, v, beta(b, opts), options)
     |> Sidewinder.gated_rms_norm(z, params["norm"], eps: opts.epsilon, norm_before_gate: true)
     |> Nx.reshape({batch, length, inner})
     |> Sidewinder.linear(params["out_proj"], bias: params["out_proj_b"])
@@ -71,7 +74,7 @@ defmodule Sidewinder.Axon.GatedDeltaNet do
 
   # Decays multiply over the whole sequence, so their logarithms keep f32 among 16-bit numbers.
   defp decay(a, params) do
-    wide = &Nx.as_type(&1, Nx.Type.merge(Nx.type(&1), {:f, 32}))
+    wide = &Nx.as_type(&1, Mixer.wide(&1.type))
     rate = Nx.negate(Nx.exp(wide.(params["A_log"])))
     a |> wide.() |> Nx.add(wide.(params["dt_b"])) |> Sidewinder.softplus() |> Nx.multiply(rate)
   end

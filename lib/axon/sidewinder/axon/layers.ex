@@ -4,15 +4,15 @@ defmodule Sidewinder.Axon.Layers do
   # and run by `run/2`, which casts their inputs to a common type.
 
   alias Axon.StatefulOutput
-  alias Sidewinder.Axon.{Embedding, GatedDeltaNet, LinearAttention, Mamba2}
+  alias Sidewinder.Axon.{Embedding, GatedDeltaNet, LinearAttention, Mamba2, MambaBlock}
   alias Sidewinder.Op.Gradient
 
   @names ~w(mamba_block mamba2_block gated_delta_net_block linear_attention mm_rec_block causal_conv1d selective_scan rms_norm gated_rms_norm layer_norm linear
             ternary_dense attention mha swiglu_mlp transformer_block tied_embedding tied_logits rows table last of_block
             y last_state summary states)a
 
-  # Indices, masks and keys, which do not take part in the common type.
-  @uncast [:tokens, :mask, :dropout_key]
+  # Indices, masks, keys and ends of sequences, which do not take part in the common type.
+  @uncast [:tokens, :mask, :dropout_key, :cu_seqlens]
   # Inputs in the type of the arithmetic, also for sequences of 16 bits.
   @carried [:initial_state]
 
@@ -131,15 +131,18 @@ defmodule Sidewinder.Axon.Layers do
 
   ## Layers
 
+  defp compute(:mamba_block, %{x: x, cu_seqlens: ends}, params, _opts),
+    do: MambaBlock.packed(x, params, ends)
+
   defp compute(:mamba_block, %{x: x}, params, _opts), do: Sidewinder.mamba_block(x, params)
 
-  defp compute(:mamba2_block, %{x: x}, params, opts), do: Mamba2.compute(x, params, opts)
+  defp compute(:mamba2_block, inputs, params, opts), do: Mamba2.compute(inputs, params, opts)
 
-  defp compute(:gated_delta_net_block, %{x: x}, params, opts),
-    do: GatedDeltaNet.compute(x, params, opts)
+  defp compute(:gated_delta_net_block, inputs, params, opts),
+    do: GatedDeltaNet.compute(inputs, params, opts)
 
-  defp compute(:linear_attention, %{x: x}, params, opts),
-    do: LinearAttention.compute(x, params, opts)
+  defp compute(:linear_attention, inputs, params, opts),
+    do: LinearAttention.compute(inputs, params, opts)
 
   defp compute(:mm_rec_block, %{x: x} = inputs, params, opts) do
     {key, inputs} = Map.pop(inputs, :dropout_key)
@@ -215,11 +218,22 @@ defmodule Sidewinder.Axon.Layers do
 
   defp compute(:rows, %{x: {rows, _table}}, _params, _opts), do: rows
   defp compute(:table, %{x: {_rows, table}}, _params, _opts), do: table
+  defp compute(:last, %{x: x, cu_seqlens: ends}, _params, _opts), do: last_of_each(x[0], ends)
   defp compute(:last, %{x: x}, _params, %{count: nil}), do: x[[.., -1]]
   defp compute(:last, %{x: x}, _params, %{count: count}), do: Embedding.last(x, count)
   defp compute(:of_block, %{x: x}, _params, %{block: block}), do: x[block]
   defp compute(:states, %{x: states}, _params, _opts), do: Nx.stack(Tuple.to_list(states))
   defp compute(part, %{x: parts}, _params, _opts), do: Map.fetch!(parts, part)
+
+  # An empty sequence has none: zeros. The axis of steps becomes that of sequences, which has no name.
+  defp last_of_each(x, ends) do
+    [_steps, width] = Nx.names(x)
+    [x, ends] = [Nx.rename(x, [nil, width]), Nx.rename(ends, [nil])]
+    {from, to} = {ends[0..-2//1], ends[1..-1//1]}
+    rows = Nx.take(x, Nx.subtract(Nx.max(to, 1), 1))
+    some = Nx.broadcast(Nx.new_axis(Nx.less(from, to), 1), rows)
+    Nx.select(some, rows, Nx.tensor(0, type: x.type))
+  end
 
   defp heads(inputs, opts) do
     options = Map.take(opts, [:heads, :causal, :rope_theta, :pairing])

@@ -24,13 +24,15 @@ defmodule Sidewinder.Axon.LinearAttention do
     epsilon: {1.0e-5, :positive},
     use_bias: {false, :flag},
     kernel_initializer: {nil, :initializer},
-    bias_initializer: {nil, :initializer}
+    bias_initializer: {nil, :initializer},
+    cu_seqlens: {nil, :layer}
   ]
   @computed ~w(heads groups head_size value_size feature_map decay normalize gate epsilon)a
 
   def block(%Axon{} = x, opts \\ []) do
     opts = options!(:linear_attention, opts, @known)
-    layer(:linear_attention, [x: x], params(opts), opts, Map.to_list(Map.take(opts, @computed)))
+    inputs = [x: x, cu_seqlens: opts.cu_seqlens]
+    layer(:linear_attention, inputs, params(opts), opts, Map.to_list(Map.take(opts, @computed)))
   end
 
   defp params(opts) do
@@ -77,20 +79,21 @@ defmodule Sidewinder.Axon.LinearAttention do
   ## The computation
 
   @doc """
-  The layer of `x`, `{B, L, M}`:
+  The layer of `x`, `{B, L, M}`, whose sequences end at `cu_seqlens` if they are packed:
 
       q, k, v, z, a = split(in_proj x)
       y = linear_attention(feature_map(q), feature_map(k), v; g)
       out_proj gated_rms_norm(y, z; norm, before the gate)
   """
-  def compute(x, params, %{head_size: head_size} = opts) do
+  def compute(%{x: x} = inputs, params, %{head_size: head_size} = opts) do
     {batch, length, width} = Nx.shape(x)
     %{value_size: value_size} = sizes = sizes!(width, opts)
     [q, k, v | rest] = Mixer.project(x, params, parts(sizes))
     {z, rest} = if opts.gate, do: List.pop_at(rest, 0), else: {nil, rest}
     by_head = &Nx.reshape(&1, {batch, length, :auto, &2})
     [q, k] = for t <- [q, k], do: t |> map(opts.feature_map) |> by_head.(head_size)
-    options = [g: decay(opts.decay, q, rest, params, sizes), normalize: opts.normalize]
+    g = decay(opts.decay, q, rest, params, sizes)
+    options = [g: g, normalize: opts.normalize, cu_seqlens: inputs[:cu_seqlens]]
 
     q
     |> Sidewinder.linear_attention(k, by_head.(v, value_size), options)
@@ -118,16 +121,14 @@ defmodule Sidewinder.Axon.LinearAttention do
   defp decay(:retention, q, [], _params, %{heads: heads}) do
     {batch, length, _, _} = q.shape
     logarithms = for h <- 0..(heads - 1), do: :math.log(1 - :math.pow(2, -5 - h))
-    logarithms |> Nx.tensor(type: wide(q.type)) |> Nx.broadcast({batch, length, heads})
+    logarithms |> Nx.tensor(type: Mixer.wide(q.type)) |> Nx.broadcast({batch, length, heads})
   end
 
   defp decay(sort, _q, [a], params, %{heads: heads}) do
     {batch, length, _} = a.shape
-    type = wide(a.type)
+    type = Mixer.wide(a.type)
     a = Nx.add(Nx.as_type(a, type), Nx.as_type(params["decay_b"], type))
     g = Nx.divide(Sidewinder.softplus(Nx.negate(a)), -@temperature)
     if sort == :head, do: g, else: Nx.reshape(g, {batch, length, heads, :auto})
   end
-
-  defp wide(type), do: Nx.Type.merge(type, {:f, 32})
 end

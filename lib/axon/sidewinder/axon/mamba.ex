@@ -51,13 +51,13 @@ defmodule Sidewinder.Axon.Mamba do
 
   defp norm(layer), do: wrong(layer, "Sidewinder.Axon.mamba, or a dense layer right behind it")
 
-  defp last(%{op: :last, parents: [below]}, _id), do: below
+  defp last(%{op: :last, parents: [below | _ends]}, _id), do: below
   defp last(_layer, id), do: id
 
   defp blocks(graph, id, behind) do
     with %{op: :add, parents: [pair]} <- graph[id],
          %{op: :container, parents: [below, block]} <- graph[pair],
-         %{op: op, parents: [norm]} = block when is_map_key(@blocks, op) <- graph[block],
+         %{op: op, parents: [norm | _ends]} = block when is_map_key(@blocks, op) <- graph[block],
          %{op: :rms_norm, opts: [epsilon: _], parents: [^below]} = norm <- graph[norm] do
       blocks(graph, below, [{norm, block} | behind])
     else

@@ -22,7 +22,7 @@ defmodule Sidewinder.Axon.Mamba2 do
     opts = options!(:mamba2_block, opts, [name: {nil, :name}, meta: {nil, :any}] ++ known())
     options = Map.take(opts, [:state_size, :groups, :norm_groups, :epsilon, :dt_clamp])
     params = Mixer.params(opts, &sizes!(&1, opts), ["D"])
-    layer(:mamba2_block, [x: x], params, opts, Map.to_list(options))
+    layer(:mamba2_block, [x: x, cu_seqlens: opts.cu_seqlens], params, opts, Map.to_list(options))
   end
 
   defp sizes!(width, %{head_size: size, groups: groups} = opts) do
@@ -38,18 +38,18 @@ defmodule Sidewinder.Axon.Mamba2 do
   ## The computation
 
   @doc """
-  The block of `x`, `{B, L, M}`:
+  The block of `x`, `{B, L, M}`, whose sequences end at `cu_seqlens` if they are packed:
 
       z, u, dt = split(in_proj x)
       x, B, C = split(silu(causal_conv1d(u)))
       y = out_proj gated_rms_norm(ssd(x, dt, -exp(A_log), B, C; D, dt_b, softplus, clamp), z; norm)
   """
-  def compute(x, params, %{groups: groups, state_size: state} = opts) do
+  def compute(%{x: x} = inputs, params, %{groups: groups, state_size: state} = opts) do
+    ends = inputs[:cu_seqlens]
     {batch, length, _width} = Nx.shape(x)
     {inner, heads, states} = {Nx.size(params["norm"]), Nx.size(params["D"]), groups * state}
     [z, u, dt] = Mixer.project(x, params, [inner, inner + 2 * states, heads])
-    u = Sidewinder.causal_conv1d(u, params["conv_w"], bias: params["conv_b"], activation: :silu)
-    [x, b, c] = Mixer.split(u, 2, [inner, states, states])
+    [x, b, c] = u |> Mixer.convolve(params, ends) |> Mixer.split(2, [inner, states, states])
     [b, c] = for t <- [b, c], do: Nx.reshape(t, {batch, length, groups, state})
 
     y =
@@ -59,7 +59,8 @@ defmodule Sidewinder.Axon.Mamba2 do
         d: params["D"],
         dt_bias: params["dt_b"],
         dt_softplus: true,
-        dt_clamp: opts.dt_clamp
+        dt_clamp: opts.dt_clamp,
+        cu_seqlens: ends
       )
       |> Nx.reshape({batch, length, inner})
 

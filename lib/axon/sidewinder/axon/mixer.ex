@@ -18,7 +18,8 @@ defmodule Sidewinder.Axon.Mixer do
       dt_max: {0.1, :positive},
       dt_init_floor: {1.0e-4, :positive},
       kernel_initializer: {nil, :initializer},
-      bias_initializer: {nil, :initializer}
+      bias_initializer: {nil, :initializer},
+      cu_seqlens: {nil, :layer}
     ]
   end
 
@@ -67,6 +68,14 @@ defmodule Sidewinder.Axon.Mixer do
     for {w, b} <- Enum.zip(split(params["in_proj"], 0, sizes), biases),
         do: Sidewinder.linear(x, w, bias: b)
   end
+
+  @doc "The convolution of a block, with SiLU. No window crosses the `ends` of packed sequences, if it has them."
+  def convolve(u, %{"conv_w" => w} = params, ends) do
+    Sidewinder.causal_conv1d(u, w, bias: params["conv_b"], activation: :silu, cu_seqlens: ends)
+  end
+
+  @doc "The type of the arithmetic on numbers of a type."
+  def wide(type), do: Nx.Type.merge(type, {:f, 32})
 
   @doc "Consecutive parts of `t` along `axis`, of the given sizes."
   def split(t, axis, sizes) do
