@@ -138,7 +138,7 @@ fn steps_are_those_of_whole_sequences() {
                 let tokens = tokens(&config);
                 let whole = forward(&model, &tokens).view().to_f64();
                 // The two sequences in turn.
-                for count in [1, 2, 4] {
+                for count in [1, 2, 4, 5, 9] {
                     let mut sessions: Vec<Session> = (0..count).map(|_| Session::new(&model).unwrap()).collect();
                     for t in 0..LENGTH {
                         let next: Vec<u32> = (0..count).map(|i| tokens[i % 2 * LENGTH + t]).collect();

@@ -8,16 +8,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Norm p) {
 #pragma unroll
     for (int k = 0; k < HELD; ++k) {
         i64 at = threadIdx.x + k * THREADS;
-        bool there = at < p.width;
-        w[k] = there ? p.norm[at] : (REAL)0;
-        // Loaded before the wait: another kernel runs between the one that wrote the stream and this one.
-        v[k] = ADD && there ? p.sum[row + at] : (REAL)0;
+        w[k] = at < p.width ? p.norm[at] : (REAL)0;
     }
+    // The stream too is read after the wait: where all kernels begin early, this one may begin before the kernel that wrote
+    // the stream is done, even with others between them.
     wait_for_others();
 #pragma unroll
     for (int k = 0; k < HELD; ++k) {
         i64 at = threadIdx.x + k * THREADS;
-        if (at < p.width) v[k] = ADD ? v[k] + widen(p.x[row + at]) : p.sum[row + at];
+        v[k] = at < p.width ? p.sum[row + at] : (REAL)0;
+        if (ADD && at < p.width) v[k] += widen(p.x[row + at]);
         square = fma(v[k], v[k], square);
     }
     REAL r = 1 / sqrt(block_sum(square) * p.to_mean + p.eps);
