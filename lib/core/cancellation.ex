@@ -7,13 +7,15 @@ defmodule Sidewinder.Cancellation do
       Sidewinder.Cancellation.cancel(cancellation)
 
   Calls that take the option `:cancel` (`Sidewinder.Progress`) look at it between their parts, such as the layers of a
-  model, and raise `Sidewinder.Error` of kind `:cancelled`. A session or a trainer is then as it was before the call. One
-  cancellation may be given to any number of calls, in any processes of its node; it stays cancelled.
+  model or chunks of a file, and raise `Sidewinder.Error` of kind `:cancelled`. A session, a trainer or a file is then as it
+  was before the call. One cancellation may be given to any number of calls, in any processes of its node; it stays
+  cancelled.
 
   No cancellation is needed for a call whose own process ends, as one that is killed or a `Task` that is shut down: such
   a call ends with its process, after the part at work.
 
-  With Nx there, `Sidewinder.cancellation/1` and `Sidewinder.cancel/1` are `new/1` and `cancel/1`.
+  These functions are in every project. In one with Nx, `Sidewinder.cancellation/1` and `Sidewinder.cancel/1` are the same
+  as `new/1` and `cancel/1`.
   """
 
   alias Sidewinder.{Error, Native, Options}

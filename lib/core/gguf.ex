@@ -14,7 +14,7 @@ defmodule Sidewinder.GGUF do
   All functions raise `Sidewinder.Error` of kind `:file` for a file that is missing, damaged or of another version.
   """
 
-  alias Sidewinder.{Error, Native, Options, Quantized, Tensor}
+  alias Sidewinder.{Error, Native, Options, Progress, Quantized, Tensor}
 
   @formats %{"Q8_0" => :q8_0, "Q4_0" => :q4_0}
 
@@ -45,11 +45,17 @@ defmodule Sidewinder.GGUF do
   @doc """
   Reads the tensor of that name.
 
-  Raises `Sidewinder.Error` also of kind `:dtype`, for a type that cannot be loaded.
+  Options are `:progress` and `:cancel`: see `Sidewinder.Progress`. Raises `Sidewinder.Error` also of kind `:dtype`, for a
+  type that cannot be loaded.
   """
-  @spec load!(Path.t(), String.t()) :: Tensor.t() | Quantized.t()
-  def load!(path, name) when is_binary(name) do
-    {type, sizes, tensor} = Error.unwrap!(Native.gguf_read(Options.path!(path), name))
+  @spec load!(Path.t(), String.t(), [Progress.option()]) :: Tensor.t() | Quantized.t()
+  def load!(path, name, options \\ [])
+
+  def load!(path, name, options) when is_binary(name) do
+    path = Options.path!(path)
+    options = Options.known!(options, Progress.options())
+    read = &Native.gguf_read(path, name, &1)
+    {type, sizes, tensor} = Error.unwrap!(Progress.follow(options, read))
     tensor = Tensor.from_native({:ok, tensor})
 
     case @formats do
@@ -58,5 +64,6 @@ defmodule Sidewinder.GGUF do
     end
   end
 
-  def load!(_path, other), do: Options.wrong_argument!("name", "the name of a tensor", other)
+  def load!(_path, other, _options),
+    do: Options.wrong_argument!("name", "the name of a tensor", other)
 end

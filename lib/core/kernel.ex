@@ -16,7 +16,7 @@ defmodule Sidewinder.Kernel do
   An option that is `nil` counts as absent. Results are where the inputs are.
   """
 
-  alias Sidewinder.{Device, Error, Native, Ops, Options, Telemetry, Tensor}
+  alias Sidewinder.{Device, Error, Native, Ops, Options, Progress, Telemetry, Tensor}
 
   # Products or updates of a state, as the op itself counts them. Below the first a call is too short to be worth the
   # switch to a dirty scheduler. From the second on a GPU is faster even with the copy of the data.
@@ -53,11 +53,14 @@ defmodule Sidewinder.Kernel do
       %{"y" => Sidewinder.Tensor.from_list([8], :f32, {1, 1, 1})}
   """
   @spec run(atom, inputs, map, keyword) :: %{String.t() => Tensor.t()}
-  def run(op, inputs, options, where \\ []) do
+  def run(op, inputs, options, where \\ []), do: run(op, inputs, options, where, nil)
+
+  # `watched` are options of `Sidewinder.Progress`, or nil for an op that runs as a whole.
+  defp run(op, inputs, options, where, watched) do
     tensors = natives(op, inputs)
     plan = placed(inputs, where)
 
-    case Telemetry.call(op, tensors, fn -> start(plan, op, tensors, options) end) do
+    case Telemetry.call(op, tensors, fn -> start(plan, op, tensors, options, watched) end) do
       {_target, {:ok, outputs}} -> named(outputs)
       {_target, {:error, fields}} -> failed(fields)
     end
@@ -105,26 +108,35 @@ defmodule Sidewinder.Kernel do
 
   # The target that was chosen, and the native library's answer. Where the amount of work decides, the call is first tried
   # on this scheduler: above the limit the library returns the work instead of results.
-  defp start({:by_work, free}, op, tensors, options) do
-    case quickly(op, tensors, options, @quick) do
+  defp start({:by_work, free}, op, tensors, options, watched) do
+    # A call that is followed is not run here, however short.
+    limit = if watched in [nil, %{}], do: @quick, else: 0
+
+    case quickly(op, tensors, options, limit) do
       {:ok, work} when is_integer(work) ->
-        start(by_work(work, tensors, free), op, tensors, options)
+        start(by_work(work, tensors, free), op, tensors, options, watched)
 
       answer ->
         {@alone, answer}
     end
   end
 
-  defp start({scheduler, target}, op, tensors, options),
-    do: {target, native(scheduler, op, tensors, options, target)}
+  defp start({scheduler, target}, op, tensors, options, watched),
+    do: {target, native(scheduler, op, tensors, options, target, watched)}
 
   defp quickly(op, tensors, options, below),
     do: Native.run_quick(op, tensors, options, Map.put(@alone, :below, below))
 
-  defp native(:cpu, op, inputs, options, target),
+  defp native(:cpu, op, inputs, options, target, nil),
     do: Native.run_cpu(op, inputs, options, target)
 
-  defp native(:io, op, inputs, options, target), do: Native.run_io(op, inputs, options, target)
+  defp native(:io, op, inputs, options, target, nil),
+    do: Native.run_io(op, inputs, options, target)
+
+  defp native(scheduler, op, inputs, options, target, watched) do
+    run = if scheduler == :io, do: &Native.run_watched_io/5, else: &Native.run_watched_cpu/5
+    Progress.follow(watched, &run.(op, inputs, options, target, &1))
+  end
 
   defp natives(op, inputs),
     do: for({name, tensor} <- named!(op, inputs), do: {name, Tensor.to_native(tensor)})
@@ -371,6 +383,15 @@ defmodule Sidewinder.Kernel do
   def call(op, given, options, set \\ %{}) do
     {inputs, own, where} = sort_call!(op, given, options, set)
     run(op, inputs, own, where)
+  end
+
+  @doc false
+  # Like `call/4`, for an op that runs in chunks, with the options of `Sidewinder.Progress`. Without them the call still
+  # ends with its process.
+  def call_watched(op, given, options, set \\ %{}) do
+    {inputs, own, where} = sort_call!(op, given, options, set, Progress.options())
+    {watched, own} = Map.split(own, Progress.options())
+    run(op, inputs, own, where, watched)
   end
 
   @doc false

@@ -248,6 +248,8 @@ defmodule Sidewinder.Mamba do
   `Sidewinder.Quantized.save!/2` does. File and configuration say so, so that no other reader takes it for a model of
   floats.
 
+  Options are `:progress` and `:cancel`: see `Sidewinder.Progress`. A call that is ended has changed no file.
+
   The folder that the model was loaded from may be written to: each file is replaced as a whole. An index of several parts
   is removed there, and the parts are left.
   Raises `Sidewinder.Error` of kind `:file` where they cannot be written, or would lie beside an index of others.
@@ -260,9 +262,13 @@ defmodule Sidewinder.Mamba do
       true
       iex> File.rm_rf!(folder)
   """
-  @spec save(t, Path.t()) :: :ok
-  def save(%__MODULE__{} = model, path), do: Saving.save(model, Options.path!(path))
-  def save(other, _path), do: no_model(other)
+  @spec save(t, Path.t(), [Progress.option()]) :: :ok
+  def save(model, path, options \\ [])
+
+  def save(%__MODULE__{} = model, path, options),
+    do: Saving.save(model, Options.path!(path), Options.known!(options, Progress.options()))
+
+  def save(other, _path, _options), do: no_model(other)
 
   @doc """
   Runs whole sequences: the logits of the token after each token, `{B, L, V}`, or for a backbone its normed features,

@@ -36,6 +36,8 @@ defmodule Sidewinder.Native do
   def run_quick(_op, _inputs, _options, _target), do: missing()
   def run_cpu(_op, _inputs, _options, _target), do: missing()
   def run_io(_op, _inputs, _options, _target), do: missing()
+  def run_watched_cpu(_op, _inputs, _options, _target, _watch), do: missing()
+  def run_watched_io(_op, _inputs, _options, _target, _watch), do: missing()
   def run_parts_cpu(_op, _parts, _options, _target), do: missing()
   def run_parts_io(_op, _parts, _options, _target), do: missing()
 
@@ -55,9 +57,9 @@ defmodule Sidewinder.Native do
   def tensor_difference(_tensor, _reference), do: missing()
 
   def safetensors_index(_path), do: missing()
-  def safetensors_read(_path, _name), do: missing()
+  def safetensors_read(_path, _names, _watch), do: missing()
   def safetensors_metadata(_path), do: missing()
-  def safetensors_write(_path, _tensors, _told), do: missing()
+  def safetensors_write(_path, _tensors, _told, _watch), do: missing()
   def safetensors_encode(_tensors), do: missing()
   def safetensors_decode(_bytes), do: missing()
   def safetensors_create(_path, _specs, _told), do: missing()
@@ -67,14 +69,14 @@ defmodule Sidewinder.Native do
 
   def gguf_index(_path), do: missing()
   def gguf_metadata(_path), do: missing()
-  def gguf_read(_path, _name), do: missing()
+  def gguf_read(_path, _name, _watch), do: missing()
 
   def mamba_load(_path, _loading, _target, _watch), do: missing()
   def mamba_ends(_path, _vocabulary), do: missing()
   def mamba_ends_in(_config, _vocabulary), do: missing()
   def mamba_new(_config, _tensors, _loading, _target, _watch), do: missing()
   def mamba_tensors(_model), do: missing()
-  def mamba_save(_model, _path), do: missing()
+  def mamba_save(_model, _path, _watch), do: missing()
   def mamba_described(_model, _configs), do: missing()
   def mamba_quantized_config(_config, _names), do: missing()
   def mamba_files(_path), do: missing()

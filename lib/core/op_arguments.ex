@@ -115,7 +115,8 @@ defmodule Sidewinder.OpArguments do
     given = for name <- names, do: String.replace_prefix(name, prefix, "")
     for name <- given -- (known ++ op.cotangents), do: pass_over(op, name, known)
 
-    tensors = Safetensors.read(path, for(name <- given, not out?(name), do: prefix <> name))
+    wanted = for name <- given, not out?(name), do: prefix <> name
+    tensors = Safetensors.read(path, wanted, CommandLine.progress(path))
     of = fn names -> for name <- names, t = tensors[prefix <> name], do: {name, t} end
     {of.(known), of.(op.cotangents)}
   end

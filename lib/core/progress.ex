@@ -1,12 +1,20 @@
 defmodule Sidewinder.Progress do
   @moduledoc """
-  The progress of long calls, and the two options by which it is followed and ended. These calls take them:
-  `Sidewinder.Mamba.load/2`, `new/3`, `forward/3`, `loss/3` and `generate/3`, `Sidewinder.Mamba.Session.prefill/3`,
-  `Sidewinder.Mamba.Trainer.step/3` and `model/2`, and `Sidewinder.Quantized.load!/3`.
+  The progress of long calls, and the two options by which it is followed and ended.
 
     * `:progress` - a function of a report, which is called in the process of the call; or a process of this node, which
       gets `{:sidewinder_progress, pid, report}` as a message, with the process of the call
     * `:cancel` - a `Sidewinder.Cancellation`, which ends the call with an error of kind `:cancelled`
+
+  These calls take them:
+
+    * `Sidewinder.Mamba.load/2`, `new/3`, `save/3`, `forward/3`, `loss/3` and `generate/3`
+    * `Sidewinder.Mamba.Session.prefill/3`
+    * `Sidewinder.Mamba.Trainer.step/3` and `model/2`
+    * `Sidewinder.Quantized.quantize/3`, `dequantize/2`, `load!/3` and `save!/3`, with `quantize` and `dequantize` of
+      `Sidewinder.Kernel.Quant` and `Sidewinder.Kernel.Ternary`
+    * `Sidewinder.Safetensors.read/3` and `write/3`
+    * `Sidewinder.GGUF.load!/3`
 
   A report has the `:stage` of the call, and how many of the `:total` parts of the stage are `:done`: from 0 to all of
   them, never fewer than before.
@@ -22,9 +30,13 @@ defmodule Sidewinder.Progress do
   | stage | call | parts |
   | --- | --- | --- |
   | `:read` | loading with `copy: true` | bytes of the files |
+  | `:read` | `Sidewinder.Safetensors.read/3`, `Sidewinder.GGUF.load!/3` | bytes of the tensors |
   | `:read` | `Sidewinder.Quantized.load!/3` | the tensors |
+  | `:write` | `Sidewinder.Mamba.save/3`, `Sidewinder.Safetensors.write/3`, `Sidewinder.Quantized.save!/3` | bytes of the tensors |
   | `:convert` | loading | the layers, and one for embedding and head |
   | `:quantize` | loading with `:quantize` | the layers, and one for the head |
+  | `:quantize` | `Sidewinder.Quantized.quantize/3` | the numbers of the matrix, for ternary ones again for each mean of the rule |
+  | `:dequantize` | `Sidewinder.Quantized.dequantize/2` | the numbers of the matrix |
   | `:upload` | loading to a GPU | bytes of the weights |
   | `:forward` | `Sidewinder.Mamba.forward/3` | the layers, and one for the head |
   | `:prefill` | `Sidewinder.Mamba.Session.prefill/3`, prompts of `Sidewinder.Mamba.generate/3` | the layers, and one for the head |
@@ -32,7 +44,8 @@ defmodule Sidewinder.Progress do
   | `:train` | `Sidewinder.Mamba.Trainer.step/3` | the layers forwards and backwards, and one for the head |
 
   On a GPU, a call with one of these options waits for each layer, so that reports are of work that is done; without them
-  all of its work is queued at once. Steps of a session by one token each have no parts.
+  all of its work is queued at once. A matrix that is quantized on a GPU, which takes milliseconds, is reported when all of
+  it is done. Steps of a session by one token each have no parts.
 
   A function that raises, exits or throws ends the call: it does so in the caller, when the part at work is done.
   """
@@ -41,9 +54,19 @@ defmodule Sidewinder.Progress do
 
   @typedoc "What is done of a stage."
   @type report :: %{
-          stage: :read | :convert | :quantize | :upload | :forward | :prefill | :loss | :train,
+          stage:
+            :read
+            | :write
+            | :convert
+            | :quantize
+            | :dequantize
+            | :upload
+            | :forward
+            | :prefill
+            | :loss
+            | :train,
           done: non_neg_integer,
-          total: pos_integer
+          total: non_neg_integer
         }
 
   @typedoc "The options of calls that are followed."

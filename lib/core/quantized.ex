@@ -118,8 +118,8 @@ defmodule Sidewinder.Quantized do
     * `:rule` - `:absmean` (the default), `:twn`, or `:threshold` with `:threshold`
     * `:per_row` - a scale for each row in place of one for all
 
-  and those of `Sidewinder.Kernel`. Raises `Sidewinder.Error` for rows that do not fit, of other types, and for numbers that
-  are not finite.
+  for all formats `:progress` and `:cancel`, as `Sidewinder.Progress` has them, and those of `Sidewinder.Kernel`. Raises
+  `Sidewinder.Error` for rows that do not fit, of other types, and for numbers that are not finite.
 
       iex> x = Sidewinder.Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32})
       iex> q = Sidewinder.Quantized.quantize(x, :q4_0)
@@ -145,7 +145,8 @@ defmodule Sidewinder.Quantized do
     do: Options.wrong_argument!("x", "a Sidewinder.Tensor", other)
 
   @doc """
-  The dequantized weights, in f32, on the same device. The options are those of `Sidewinder.Kernel`.
+  The dequantized weights, in f32, on the same device. Options are `:progress` and `:cancel` (`Sidewinder.Progress`), and
+  those of `Sidewinder.Kernel`.
 
       iex> x = Sidewinder.Tensor.from_list(Enum.to_list(-16..15), :f32, {1, 32})
       iex> Sidewinder.Quantized.dequantize(Sidewinder.Quantized.quantize(x, :q4_0))
@@ -380,6 +381,8 @@ defmodule Sidewinder.Quantized do
   @doc """
   Writes tensors, quantized ones and others, to a safetensors file, which is complete or absent.
 
+  Options are `:progress` and `:cancel`: see `Sidewinder.Progress`.
+
       iex> path = Path.join(System.tmp_dir!(), "sidewinder-quantized-#{System.pid()}.safetensors")
       iex> w = Sidewinder.Quantized.new(:q8_0, {1, 32}, Sidewinder.Tensor.new(<<0::272>>, :u8, {1, 34}))
       iex> Sidewinder.Quantized.save!(path, %{"w" => w, "b" => Sidewinder.Tensor.from_list([1], :f32, {1})})
@@ -389,8 +392,11 @@ defmodule Sidewinder.Quantized do
       iex> File.rm(path)
       :ok
   """
-  @spec save!(Path.t(), %{String.t() => t | Tensor.t()}) :: :ok
-  def save!(path, tensors), do: Safetensors.write(path, Enum.flat_map(tensors, &stored/1))
+  @spec save!(Path.t(), %{String.t() => t | Tensor.t()}, [Progress.option()]) :: :ok
+  def save!(path, tensors, options \\ []) do
+    Options.known!(options, Progress.options())
+    Safetensors.write(path, Enum.flat_map(tensors, &stored/1), options)
+  end
 
   defp stored({name, %__MODULE__{} = quantized}), do: to_tensors(to_host(quantized), name)
   defp stored({name, %Tensor{} = tensor}), do: [{name, Tensor.to_host(tensor)}]

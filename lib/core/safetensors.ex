@@ -16,7 +16,7 @@ defmodule Sidewinder.Safetensors do
   cannot be written.
   """
 
-  alias Sidewinder.{Error, Native, Options, Tensor}
+  alias Sidewinder.{Error, Native, Options, Progress, Tensor}
 
   @doc "What a file holds, in the order of its data. The type is as the file names it, such as `F32`."
   @spec index(Path.t()) :: [%{name: String.t(), type: String.t(), shape: tuple}]
@@ -42,31 +42,44 @@ defmodule Sidewinder.Safetensors do
   @doc """
   Reads the tensors of these names, or all of them.
 
-  Raises `Sidewinder.Error` of kind `:dtype` for a tensor of a type that is not one of
-  `Sidewinder.Tensor`'s. Truth values (`BOOL`) come as `:u8`.
+  Options are `:progress` and `:cancel`: see `Sidewinder.Progress`. Raises `Sidewinder.Error` of kind `:dtype` for a tensor
+  of a type that is not one of `Sidewinder.Tensor`'s. Truth values (`BOOL`) come as `:u8`.
   """
-  @spec read(Path.t(), [String.t()] | :all) :: %{String.t() => Tensor.t()}
-  def read(path, names \\ :all)
-  def read(path, :all), do: read(path, for(entry <- index(path), do: entry.name))
+  @spec read(Path.t(), [String.t()] | :all, [Progress.option()]) :: %{String.t() => Tensor.t()}
+  def read(path, names \\ :all, options \\ [])
 
-  def read(path, names) do
+  def read(path, :all, options),
+    do: read(path, for(entry <- index(path), do: entry.name), options)
+
+  def read(path, names, options) do
     path = text(path)
-    Map.new(names, &{&1, Tensor.from_native(Native.safetensors_read(path, &1))})
+    options = Options.known!(options, Progress.options())
+    read = &Native.safetensors_read(path, names, &1)
+    tensors = Error.unwrap!(Progress.follow(options, read))
+    Map.new(Enum.zip(names, tensors), fn {name, tensor} -> {name, from_native(tensor)} end)
   end
+
+  defp from_native(tensor), do: Tensor.from_native({:ok, tensor})
 
   @doc """
   Writes tensors on the host to a file, which is complete or absent.
 
-  Option `:metadata`: a map of texts by name.
+  Options:
+
+    * `:metadata` - a map of texts by name
+    * `:progress`, `:cancel` - to follow and to end the call: see `Sidewinder.Progress`
   """
   @spec write(Path.t(), %{String.t() => Tensor.t()} | [{String.t(), Tensor.t()}], keyword) :: :ok
   def write(path, tensors, options \\ []) do
-    {} = Error.unwrap!(Native.safetensors_write(text(path), natives(tensors), told(options)))
+    options = Options.known!(options, [:metadata | Progress.options()])
+    {path, tensors, told} = {text(path), natives(tensors), told(options)}
+    write = &Native.safetensors_write(path, tensors, told, &1)
+    {} = Error.unwrap!(Progress.follow(options, write))
     :ok
   end
 
   defp told(options) do
-    told = Options.known!(options, [:metadata])[:metadata] || %{}
+    told = options[:metadata] || %{}
     text? = &(is_binary(&1) and String.valid?(&1))
     fit = is_map(told) and Enum.all?(told, fn {key, value} -> text?.(key) and text?.(value) end)
     told |> Options.check!(fit, :metadata, "a map of texts by their names") |> Map.to_list()
@@ -77,7 +90,7 @@ defmodule Sidewinder.Safetensors do
 
   `specs` are the name, type and shape of each. `work` gets a function that writes one of them, and calls it for each in
   any order; its result is the result. The file is complete, or absent if a tensor is missing or
-  something raises. Options are those of `write/3`.
+  something raises. Takes the option `:metadata`, as `write/3` does.
 
       iex> path = Path.join(System.tmp_dir!(), "sidewinder-pieces-\#{System.pid()}.safetensors")
       iex> Sidewinder.Safetensors.write_each(path, [{"a", :f32, {1}}, {"b", :u8, {2}}], fn write ->
@@ -98,7 +111,8 @@ defmodule Sidewinder.Safetensors do
         ) :: result
         when result: term
   def write_each(path, specs, work, options \\ []) do
-    file = Error.unwrap!(Native.safetensors_create(text(path), specs, told(options)))
+    told = told(Options.known!(options, [:metadata]))
+    file = Error.unwrap!(Native.safetensors_create(text(path), specs, told))
 
     try do
       result = work.(&put(file, &1, &2))
@@ -148,7 +162,7 @@ defmodule Sidewinder.Safetensors do
   @spec decode(binary) :: %{String.t() => Tensor.t()}
   def decode(bytes) when is_binary(bytes) do
     pairs = Error.unwrap!(Native.safetensors_decode(bytes))
-    Map.new(pairs, fn {name, tensor} -> {name, Tensor.from_native({:ok, tensor})} end)
+    Map.new(pairs, fn {name, tensor} -> {name, from_native(tensor)} end)
   end
 
   def decode(other) do

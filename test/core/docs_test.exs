@@ -45,7 +45,7 @@ defmodule Sidewinder.DocsTest do
   @without_example [
     {Sidewinder.GGUF, :index, 1},
     {Sidewinder.GGUF, :metadata, 1},
-    {Sidewinder.GGUF, :load!, 2},
+    {Sidewinder.GGUF, :load!, 3},
     {Sidewinder.Tokenizer, :open, 1},
     {Sidewinder.Quantized, :from_bitnet, 3},
     {Sidewinder.Kernel.Ternary, :from_bitnet, 3},

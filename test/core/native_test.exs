@@ -51,25 +51,27 @@ defmodule Sidewinder.NativeTest do
     inputs = for {name, t} <- inputs({1, 2, 3, 4}), do: {name, Tensor.to_native(t)}
     target = %{device: nil, level: nil, threads: 1}
     run = [:selective_scan, inputs, %{dt_softplus: true}, target]
+    watch = {self(), :tag, []}
     loading = %{dtype: nil, backbone: false, copied: false, quantize: nil}
 
     [
       {:run_quick, run},
       {:run_cpu, run},
       {:run_io, run},
+      {:run_watched_cpu, run ++ [watch]},
       {:buffer_from_host, [tensor, 0]},
       {:buffer_to_host, [tensor]},
       {:buffer_device, [tensor]},
       {:tensor_cast, [tensor, :f64]},
       {:safetensors_index, ["none"]},
-      {:safetensors_read, ["none", "x"]},
+      {:safetensors_read, ["none", ["x"], watch]},
       {:safetensors_metadata, ["none"]},
-      {:safetensors_write, ["none/none", [{"x", tensor}], [{"format", "pt"}]]},
+      {:safetensors_write, ["none/none", [{"x", tensor}], [{"format", "pt"}], watch]},
       {:safetensors_create, ["none/none", [{"x", :f32, {2}}], [{"format", "pt"}]]},
       {:json_merged, [["{}", "{}"]]},
       {:mamba_quantized_config, ["{}", ["w.q8_0"]]},
       {:mamba_files, ["none"]},
-      {:mamba_load, ["none", loading, target, {self(), :tag, []}]},
+      {:mamba_load, ["none", loading, target, watch]},
       {:cancellation_new, [self()]},
       {:cancellation_cancel, [make_ref()]},
       {:mamba_told, [["w.q8_0"]]},
@@ -77,7 +79,7 @@ defmodule Sidewinder.NativeTest do
       {:tensor_difference, [tensor, tensor]},
       {:gguf_index, ["none"]},
       {:gguf_metadata, ["none"]},
-      {:gguf_read, ["none", "x"]},
+      {:gguf_read, ["none", "x", watch]},
       {:debug_panic, ["text"]}
     ]
   end

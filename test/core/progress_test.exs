@@ -1,7 +1,7 @@
 defmodule Sidewinder.ProgressTest do
   use ExUnit.Case, async: true
 
-  alias Sidewinder.{Cancellation, Error, Mamba, Progress, Quantized, Tensor}
+  alias Sidewinder.{Cancellation, Error, GGUF, Mamba, Progress, Quantized, Safetensors, Tensor}
   alias Sidewinder.Mamba.{Session, Trainer}
 
   # A prompt takes about a second on one thread, so that a call that goes on after its end is seen.
@@ -17,6 +17,33 @@ defmodule Sidewinder.ProgressTest do
   defp cancelled(work) do
     assert %Error{kind: :cancelled} = error = assert_raise(Error, work)
     error
+  end
+
+  # The error of a call that is cancelled while it works. A call that was done before its cancellation is made again.
+  defp ended(call, attempts \\ 50) when attempts > 0 do
+    cancellation = Cancellation.new()
+    call.(cancel: cancellation, progress: fn _ -> Cancellation.cancel(cancellation) end)
+    ended(call, attempts - 1)
+  rescue
+    error in Error ->
+      assert %{kind: :cancelled} = error
+      error
+  end
+
+  # More bytes, and more numbers, than the native library takes at once.
+  @rows 3
+  @width 6_291_456
+  defp large(type, bytes \\ 4) do
+    data = :binary.copy(<<1::size(bytes)-unit(8)>>, @rows * @width)
+    Tensor.new(data, type, {@rows, @width})
+  end
+
+  # A GGUF file of the tensor `w`.
+  defp gguf(path, %Tensor{type: :f32, shape: {rows, width}, data: data}) do
+    sizes = <<width::little-64, rows::little-64>>
+    info = <<1::little-64, "w", 2::little-32, sizes::binary, 0::little-32, 0::little-64>>
+    head = <<"GGUF", 3::little-32, 1::little-64, 0::little-64, info::binary>>
+    File.write!(path, [head, :binary.copy(<<0>>, 96 - byte_size(head)), data])
   end
 
   # The reports in the mailbox, by stage in the order of their coming.
@@ -63,7 +90,11 @@ defmodule Sidewinder.ProgressTest do
 
     @tag :tmp_dir
     test "of loading has its stages", %{tmp_dir: folder} do
-      Mamba.save(model(), folder)
+      model = model()
+      Mamba.save(model, folder, progress: self())
+      assert [write] = reports(self())
+      bytes = for {_name, tensor} <- Mamba.tensors(model), do: byte_size(tensor.data)
+      assert assert_whole(write, :write) == Enum.sum(bytes)
       Mamba.load(folder, copy: true, quantize: :q8_0, backend: :cpu, progress: self())
       assert [read, convert, quantize] = reports(self())
       bytes = File.stat!(Path.join(folder, "model.safetensors")).size
@@ -116,6 +147,59 @@ defmodule Sidewinder.ProgressTest do
         assert %{kind: :option, argument: argument} = error
         assert argument == to_string(name)
       end
+    end
+
+    @tag :tmp_dir
+    test "of files is that of their bytes", %{tmp_dir: folder} do
+      [path, gguf] = for name <- ["x.safetensors", "x.gguf"], do: Path.join(folder, name)
+      x = large(:f32)
+      small = Tensor.from_list([1, 2], :f32, {2})
+      Safetensors.write(path, %{"w" => x, "b" => small}, progress: self())
+      assert [reports] = reports(self())
+      assert assert_whole(reports, :write) == byte_size(x.data) + 8
+      assert length(reports) > 3
+      assert Safetensors.read(path, :all, progress: self()) == %{"w" => x, "b" => small}
+      assert [reports] = reports(self())
+      assert assert_whole(reports, :read) == byte_size(x.data) + 8
+      assert length(reports) > 3
+      gguf(gguf, x)
+      assert GGUF.load!(gguf, "w", progress: self()) == x
+      assert [reports] = reports(self())
+      assert assert_whole(reports, :read) == byte_size(x.data)
+      assert length(reports) > 2
+      Quantized.save!(path, %{"b" => small}, progress: &send(self(), {:heard, &1}))
+      for done <- [0, 8], do: assert_received({:heard, %{stage: :write, done: ^done, total: 8}})
+      refute_received _
+    end
+
+    test "of a matrix that is quantized, and back, is that of its numbers" do
+      for {format, options, passes} <- [
+            {:q8_0, [], 1},
+            {:q4_0, [], 1},
+            {:ternary, [], 2},
+            {:ternary, [rule: :twn], 3},
+            {:ternary, [rule: :threshold, threshold: 0], 1},
+            {:ternary, [rule: :twn, per_row: true], 2}
+          ],
+          {x, several?} <- [
+            {large(:bf16, 2), true},
+            {Tensor.new(<<0::2048>>, :f32, {2, 32}), false}
+          ] do
+        where = [backend: :cpu]
+        expected = Quantized.quantize(x, format, options ++ where)
+        assert Quantized.quantize(x, format, [progress: self()] ++ options ++ where) == expected
+        assert [reports] = reports(self())
+        assert assert_whole(reports, :quantize) == passes * Tensor.elements(x.shape)
+        assert length(reports) > if(several?, do: passes + 1, else: 1)
+        floats = Quantized.dequantize(expected, where)
+        heard = &send(self(), {:sidewinder_progress, :fun, &1})
+        assert Quantized.dequantize(expected, [progress: heard] ++ where) == floats
+        assert [reports] = reports(:fun)
+        assert assert_whole(reports, :dequantize) == Tensor.elements(x.shape)
+        assert length(reports) > if(several?, do: 2, else: 1)
+      end
+
+      refute_received _
     end
 
     test "of prompts is that of generating" do
@@ -220,6 +304,40 @@ defmodule Sidewinder.ProgressTest do
       assert Trainer.step(trainer, [[1, 2, 3]]).loss > 0
     end
 
+    @tag :tmp_dir
+    test "ends reading, writing and quantizing, and leaves no file", %{tmp_dir: folder} do
+      [path, gguf, absent] = for name <- ["x", "x.gguf", "y"], do: Path.join(folder, name)
+      x = large(:f32)
+      Safetensors.write(path, %{"w" => x})
+      gguf(gguf, x)
+      q = Quantized.quantize(x, :q4_0, backend: :cpu)
+      cancelled = Cancellation.new()
+      Cancellation.cancel(cancelled)
+
+      for {stage, call} <- [
+            {"read", &Safetensors.read(path, :all, &1)},
+            {"read", &GGUF.load!(gguf, "w", &1)},
+            {"write", &Safetensors.write(absent, %{"w" => x}, &1)},
+            {"write", &Quantized.save!(absent, %{"w" => x}, &1)},
+            {"quantize", &Quantized.quantize(x, :q8_0, [backend: :cpu] ++ &1)},
+            {"quantize", &Quantized.quantize(x, :ternary, [backend: :cpu] ++ &1)},
+            {"dequantize", &Quantized.dequantize(q, [backend: :cpu] ++ &1)}
+          ] do
+        error = cancelled(fn -> call.(cancel: cancelled, progress: self()) end)
+        assert error.argument == stage
+        assert error.got =~ "a cancellation after 0 of"
+        assert ended(fn options -> call.(options) && File.rm(absent) end).argument == stage
+        assert Enum.sort(File.ls!(folder)) == ["x", "x.gguf"]
+      end
+
+      error =
+        cancelled(fn -> Mamba.save(model(), Path.join(folder, "model"), cancel: cancelled) end)
+
+      assert error.argument == "write"
+      assert File.ls!(Path.join(folder, "model")) == []
+      refute_received _
+    end
+
     test "ends a stream between its tokens" do
       cancellation = Cancellation.new()
       stream = Mamba.generate(model(), [1, 2], max_tokens: 50, cancel: cancellation)
@@ -280,6 +398,34 @@ defmodule Sidewinder.ProgressTest do
     end
   end
 
+  # The files in a folder, when none is being written.
+  defp written(folder) do
+    files = File.ls!(folder)
+    if Enum.any?(files, &String.starts_with?(&1, ".")), do: written(folder), else: files
+  end
+
+  # Attempts, because a file may be written before its caller is gone.
+  defp killed(_folder, _x, 0), do: flunk("each file was written to its end")
+
+  defp killed(folder, x, attempts) do
+    test = self()
+    path = Path.join(folder, "x")
+    {pid, monitor} = spawn_monitor(fn -> Safetensors.write(path, %{"w" => x}, progress: test) end)
+    assert_receive {:sidewinder_progress, ^pid, %{done: done}} when done > 0, 60_000
+    Process.exit(pid, :kill)
+    assert_receive {:DOWN, ^monitor, _, _, _}, 60_000
+
+    if written(folder) != [] do
+      File.rm!(path)
+      killed(folder, x, attempts - 1)
+    end
+  end
+
+  @tag :tmp_dir
+  test "the end of the caller ends the writing of a file, which is not there then", context do
+    killed(context.tmp_dir, large(:f32), 50)
+  end
+
   test "other options and cancellations are refused" do
     model = model()
 
@@ -299,6 +445,24 @@ defmodule Sidewinder.ProgressTest do
           &Session.prefill(Session.new(model), [1], &1)
         ],
         do: assert(%Error{kind: :option} = catch_error(call.(cancle: nil)))
+
+    x = Tensor.new(<<0::1024>>, :f32, {1, 32})
+    q = Quantized.quantize(x, :q8_0)
+
+    for call <- [
+          &Quantized.quantize(x, :q8_0, &1),
+          &Quantized.quantize(x, :ternary, &1),
+          &Quantized.dequantize(q, &1),
+          &Quantized.save!("none/none", %{"x" => x}, &1),
+          &Mamba.save(model, "none/none", &1),
+          &Safetensors.write("none/none", %{"x" => x}, &1),
+          &Safetensors.read("none", ["x"], &1),
+          &GGUF.load!("none", "x", &1)
+        ],
+        {name, value} <- [progress: :all, cancel: make_ref(), cancle: 1] do
+      error = assert_raise Error, fn -> call.([{name, value}]) end
+      assert {error.kind, error.argument} == {:option, Atom.to_string(name)}
+    end
 
     assert %Error{argument: "owner"} = catch_error(Cancellation.new(:owner))
     assert %Error{argument: "cancellation"} = catch_error(Cancellation.cancel(make_ref()))

@@ -154,6 +154,18 @@ defmodule Mix.Tasks.Sidewinder.RunTest do
              ~w(dA dB dC dD ddt ddt_bias dinitial_state dx dz last_state y)
   end
 
+  test "on a terminal a line tells the progress of files, and is gone then", context do
+    before = Application.fetch_env!(:elixir, :ansi_enabled)
+    Application.put_env(:elixir, :ansi_enabled, true)
+    on_exit(fn -> Application.put_env(:elixir, :ansi_enabled, before) end)
+    input = write(context.folder, %{"x" => RandomInputs.normal({1, 1, 3, 8}, :f32, 1.0, 1)})
+    work = fn -> Run.run(["cumsum", input, context.out]) end
+    told = ExUnit.CaptureIO.capture_io(:stderr, work)
+    lines = String.split(told, "\r\e[K")
+    for line <- ["#{input}: read 0 %", "#{context.out}: write 0 %", ""], do: assert(line in lines)
+    assert List.last(lines) == ""
+  end
+
   test "without cotangents there are no gradients, and cotangents that are missing are zero", %{
     folder: folder,
     out: out

@@ -31,6 +31,7 @@ defmodule Sidewinder.Kernel.Quant do
 
     * `:unchecked` - stores infinite scales for values that are not finite or too large (8.32e6 for `:q8_0`, 5.24e5 for
       `:q4_0`), as ggml does; by default they are errors
+    * `:progress`, `:cancel` - to follow and to end the call: see `Sidewinder.Progress`
 
   Returns the bytes, `{..., N / 32 * 34}` or `{..., N / 32 * 18}`. Bytes are the same on all devices.
 
@@ -43,12 +44,14 @@ defmodule Sidewinder.Kernel.Quant do
   """
   @spec quantize(Tensor.t(), format, keyword) :: Tensor.t()
   def quantize(x, format, options \\ []),
-    do: Kernel.call(:quantize, [{"x", x}], options, %{format: format})["q"]
+    do: Kernel.call_watched(:quantize, [{"x", x}], options, %{format: format})["q"]
 
   @doc """
   Reads quantized rows back, as `:f32`.
 
     * `q` - `{..., BYTES}` of type `:u8`, whole blocks of the format
+
+  Takes `:progress` and `:cancel`, as `quantize/3` does.
 
       iex> x = Sidewinder.Tensor.from_list(Enum.to_list(0..31), :f32, {32})
       iex> q = Sidewinder.Kernel.Quant.quantize(x, :q8_0)
@@ -58,7 +61,7 @@ defmodule Sidewinder.Kernel.Quant do
   """
   @spec dequantize(Tensor.t(), format, keyword) :: Tensor.t()
   def dequantize(q, format, options \\ []),
-    do: Kernel.call(:dequantize, [{"q", q}], options, %{format: format})["x"]
+    do: Kernel.call_watched(:dequantize, [{"q", q}], options, %{format: format})["x"]
 
   @doc """
   The dense layer `activation(x w^T + bias)` of x quantized to `:q8_0` and weights in `:q8_0`.

@@ -248,6 +248,7 @@ defmodule Sidewinder.Kernel.Ternary do
       mean magnitude, s the mean of the magnitudes above t; `:threshold`: t is given, s is 1
     * `:threshold` - t of the rule `:threshold`
     * `:per_row` - whether each row has its own t and s; by default the tensor has one
+    * `:progress`, `:cancel` - to follow and to end the call: see `Sidewinder.Progress`
 
   Returns `{planes, scale}`, the second of type `:f32`, `{1}` or with one number for each row.
 
@@ -258,7 +259,7 @@ defmodule Sidewinder.Kernel.Ternary do
   """
   @spec quantize(Tensor.t(), keyword) :: {planes, Tensor.t()}
   def quantize(w, options \\ []) do
-    outputs = Kernel.call(:quantize_ternary, [{"w", w}], options)
+    outputs = Kernel.call_watched(:quantize_ternary, [{"w", w}], options)
     {{outputs["plane0"], outputs["plane1"]}, outputs["scale"]}
   end
 
@@ -268,7 +269,7 @@ defmodule Sidewinder.Kernel.Ternary do
     * `planes` - the weights, whose sentinels are 0
     * `scale` - `{1}`, or one number for each row
 
-  Takes the option `:n`, as `decode/2` does.
+  Takes the option `:n`, as `decode/2` does, and `:progress` and `:cancel`, as `quantize/2` does.
 
       iex> planes = Sidewinder.Kernel.Ternary.encode(Sidewinder.Tensor.from_list([1, -1, 0, 1], :i8, {2, 2}))
       iex> scale = Sidewinder.Tensor.from_list([0.5, 2], :f32, {2})
@@ -278,7 +279,7 @@ defmodule Sidewinder.Kernel.Ternary do
   @spec dequantize(planes, Tensor.t(), keyword) :: Tensor.t()
   def dequantize(planes, scale, options \\ []) do
     given = inputs!(:planes, planes) ++ [{"scale", scale}]
-    Kernel.call(:dequantize_ternary, given, options)["w"]
+    Kernel.call_watched(:dequantize_ternary, given, options)["w"]
   end
 
   @doc """

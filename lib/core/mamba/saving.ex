@@ -3,7 +3,7 @@ defmodule Sidewinder.Mamba.Saving do
   # Models as folders that other programs read too: the weights, what `config.json` says of them, and the files of the
   # tokenizer and of the license in the folder of the weights.
 
-  alias Sidewinder.{Error, Native, Tokenizer}
+  alias Sidewinder.{Error, Native, Progress, Tokenizer}
 
   @index "model.safetensors.index.json"
   @generation "generation_config.json"
@@ -27,11 +27,13 @@ defmodule Sidewinder.Mamba.Saving do
 
   defp folder(path), do: if(File.dir?(path), do: path, else: Path.dirname(path))
 
-  @doc "Writes a model to a folder: see `Sidewinder.Mamba.save/2`."
-  def save(model, folder) do
+  @doc "Writes a model to a folder: see `Sidewinder.Mamba.save/3`."
+  def save(model, folder, options) do
     make_folder(folder)
     index = index!(model, folder)
-    {} = Error.unwrap!(Native.mamba_save(model.ref, Path.join(folder, "model.safetensors")))
+    # The weights are written first, so that a call that is ended changes nothing in the folder.
+    path = Path.join(folder, "model.safetensors")
+    {} = Error.unwrap!(Progress.follow(options, &Native.mamba_save(model.ref, path, &1)))
     write(Path.join(folder, "config.json"), config(model))
     copy_beside(files(model), folder)
     tell_ends(model, folder)

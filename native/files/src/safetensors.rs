@@ -5,12 +5,13 @@
 
 mod write;
 
-pub use write::{Writer, to_bytes, write, write_told};
+pub use write::{Writer, to_bytes, write, write_in_chunks, write_told};
 
 use crate::recognise::{AGAIN, FIRST, SAFETENSORS, explained};
 use crate::{file, position};
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
+use sidewinder_kernels::chunks::Chunks;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use std::collections::BTreeMap;
@@ -95,14 +96,14 @@ impl Reader {
     /// Reads an entry of a supported element type.
     pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
         let mut tensor = Owned::try_any(self.spec(entry)?)?;
-        self.read(entry, tensor.view_mut().bytes())?;
+        self.read(entry, tensor.view_mut().bytes(), Chunks::WHOLE)?;
         Ok(tensor)
     }
 
     /// Reads the bytes of an entry. `bytes` must be as long as the entry.
-    pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
-        position::read_exact_at(&self.file, bytes, entry.offset)
-            .map_err(|e| failure(&self.path, &format!("the data of `{}`", entry.name), e))
+    pub fn read(&self, entry: &Entry, bytes: &mut [u8], chunks: Chunks) -> Result<()> {
+        let failed = |e| failure(&self.path, &format!("the data of `{}`", entry.name), e);
+        position::read_in_chunks(&self.file, bytes, entry.offset, chunks, failed)
     }
 }
 

@@ -10,4 +10,4 @@ pub mod op;
 pub mod ops;
 pub mod place;
 
-pub use base::{difference, error, tensor};
+pub use base::{chunks, difference, error, tensor};

@@ -1,5 +1,6 @@
 //! Progress of long calls, and their early end.
 
+use sidewinder_kernels::chunks::Chunks;
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::place::Place;
 use std::cell::Cell;
@@ -9,10 +10,15 @@ use std::cell::Cell;
 pub enum Stage {
     /// Files are copied into memory, counted in bytes.
     Read,
+    /// Tensors are written to a file, counted in bytes.
+    Write,
     /// Weights are taken from a checkpoint and converted to the model's type, counted in layers and one for the rest.
     Convert,
-    /// Matrices are quantized, counted in layers and one for the head.
+    /// Matrices of a model are quantized, counted in layers and one for the head; or one matrix, counted in the numbers
+    /// of each pass over it.
     Quantize,
+    /// A matrix is converted back to floats, counted in its numbers.
+    Dequantize,
     /// Weights are copied to a device, counted in bytes.
     Upload,
     /// Whole sequences run, counted in layers and one for the head.
@@ -30,8 +36,10 @@ impl Stage {
     pub fn name(self) -> &'static str {
         match self {
             Stage::Read => "read",
+            Stage::Write => "write",
             Stage::Convert => "convert",
             Stage::Quantize => "quantize",
+            Stage::Dequantize => "dequantize",
             Stage::Upload => "upload",
             Stage::Forward => "forward",
             Stage::Prefill => "prefill",
@@ -90,4 +98,15 @@ impl<'w> Tally<'w> {
         }
         self.add(1)
     }
+}
+
+/// Does the work of a stage, which tells by its chunks how many of `total` parts are done.
+pub fn in_chunks<T>(
+    watch: &dyn Watch,
+    stage: Stage,
+    total: usize,
+    work: impl FnOnce(Chunks) -> Result<T>,
+) -> Result<T> {
+    let tally = Tally::begin(watch, stage, total)?;
+    work(Chunks::heard(&|parts| tally.add(parts)))
 }

@@ -2,11 +2,13 @@
 
 use crate::answer::answer;
 use crate::tensor::{Output, Tensor, binary, decode_shape, decode_type};
+use crate::watch::Call;
 use rustler::{Binary, Encoder, Env, ResourceArc, Term};
 use sidewinder_files::safetensors::{self, Reader, Writer};
 use sidewinder_kernels::difference::difference;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Described, Owned, Spec, View};
+use sidewinder_models::watch::{Stage, in_chunks};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -25,17 +27,28 @@ fn safetensors_metadata(env: Env, path: String) -> Term {
     answer(env, || Ok(Reader::open(Path::new(&path))?.metadata().clone().into_iter().collect::<Vec<_>>()))
 }
 
-/// Reads one tensor of a file.
+/// Reads the tensors of these names.
 #[rustler::nif(schedule = "DirtyIo")]
-fn safetensors_read(env: Env, path: String, name: String) -> Term {
+fn safetensors_read<'a>(env: Env<'a>, path: String, names: Vec<String>, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let reader = Reader::open(Path::new(&path))?;
-        let entry = reader.entry(&name).ok_or_else(|| {
-            Error::new(Kind::File, &*path).expected(format_args!("a tensor `{name}`")).got("a file without it")
-        })?;
-        let mut output = Output::new(reader.spec(entry)?)?;
-        reader.read(entry, output.view_mut()?.bytes())?;
-        Ok(output.into_term(env))
+        let entry = |name: &String| {
+            let entry = reader.entry(name).ok_or_else(|| {
+                Error::new(Kind::File, &*path).expected(format_args!("a tensor `{name}`")).got("a file without it")
+            })?;
+            Ok((entry, reader.spec(entry)?))
+        };
+        let entries = names.iter().map(entry).collect::<Result<Vec<_>>>()?;
+        let bytes = entries.iter().map(|(entry, _)| entry.len).sum();
+        in_chunks(&watch, Stage::Read, bytes, |chunks| {
+            let term = |(entry, spec)| {
+                let mut output = Output::new(spec)?;
+                reader.read(entry, output.view_mut()?.bytes(), chunks)?;
+                Ok(output.into_term(env))
+            };
+            entries.into_iter().map(term).collect::<Result<Vec<_>>>()
+        })
     })
 }
 
@@ -46,9 +59,18 @@ fn safetensors_write<'a>(
     path: String,
     tensors: Vec<(String, Term<'a>)>,
     told: Vec<(String, String)>,
+    watch: Term<'a>,
 ) -> Term<'a> {
     let told = told.into_iter().collect();
-    answer(env, || with_views(&tensors, |views| safetensors::write_told(Path::new(&path), views, &told)))
+    answer(env, || {
+        let watch = Call::decode(env, watch)?;
+        with_views(&tensors, |views| {
+            let bytes = views.iter().map(|(_, view)| view.spec().bytes()).sum();
+            in_chunks(&watch, Stage::Write, bytes, |chunks| {
+                safetensors::write_in_chunks(Path::new(&path), views, &told, chunks)
+            })
+        })
+    })
 }
 
 fn with_views<T>(tensors: &[(String, Term)], run: impl FnOnce(&[(&str, View)]) -> Result<T>) -> Result<T> {

@@ -2,8 +2,10 @@
 
 use crate::answer::answer;
 use crate::tensor::{Output, text};
+use crate::watch::Call;
 use rustler::{Atom, Encoder, Env, Term};
 use sidewinder_files::gguf::{Reader, Value};
+use sidewinder_models::watch::{Stage, in_chunks};
 use std::path::Path;
 
 mod atoms {
@@ -54,12 +56,13 @@ fn float(env: Env, number: f64) -> Term {
 /// Reads one tensor of a file: `{type name in the file, list of sizes, tensor}`; for block formats the tensor holds
 /// bytes.
 #[rustler::nif(schedule = "DirtyIo")]
-fn gguf_read(env: Env, path: String, name: String) -> Term {
+fn gguf_read<'a>(env: Env<'a>, path: String, name: String, watch: Term<'a>) -> Term<'a> {
     answer(env, || {
+        let watch = Call::decode(env, watch)?;
         let reader = Reader::open(Path::new(&path))?;
         let entry = reader.entry(&name)?;
         let mut output = Output::new(reader.spec(entry)?)?;
-        reader.read(entry, output.view_mut()?.bytes())?;
+        in_chunks(&watch, Stage::Read, entry.len, |chunks| reader.read(entry, output.view_mut()?.bytes(), chunks))?;
         Ok((entry.kind.name, &entry.shape, output.into_term(env)).encode(env))
     })
 }

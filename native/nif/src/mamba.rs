@@ -155,8 +155,8 @@ fn mamba_tensors<'a>(env: Env<'a>, model: ResourceArc<HeldModel>) -> Term<'a> {
 
 /// Writes the weights of a model to a file.
 #[rustler::nif(schedule = "DirtyIo")]
-fn mamba_save<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, path: String) -> Term<'a> {
-    answer(env, || model.0.save(Path::new(&path)))
+fn mamba_save<'a>(env: Env<'a>, model: ResourceArc<HeldModel>, path: String, watch: Term<'a>) -> Term<'a> {
+    answer(env, || model.0.save_watched(Path::new(&path), &Call::decode(env, watch)?))
 }
 
 /// The `config.json` of a model, with all entries of the given ones kept.

@@ -3,16 +3,19 @@
 use crate::answer::answer;
 use crate::held::{Held, Memory};
 use crate::tensor::{Output, Tensor, buffer_term, describe};
+use crate::watch;
 use rustler::{Atom, Encoder, Env, ListIterator, MapIterator, ResourceArc, Term};
 use serde::Deserialize;
 use serde::de::value::MapDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer, Visitor};
+use sidewinder_kernels::chunks::Chunks;
 use sidewinder_kernels::cpu::{Exec, Level};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane};
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::op::{self, About, AnyOp, Call, Configured, Named};
 use sidewinder_kernels::ops;
 use sidewinder_kernels::tensor::{Spec, View};
+use sidewinder_models::watch::{Stage, Watch, in_chunks};
 use std::fmt::Display;
 use std::sync::MutexGuard;
 
@@ -66,7 +69,26 @@ fn run_io<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, targe
 }
 
 fn run<'a>(env: Env<'a>, op: Atom, inputs: Term<'a>, options: Term<'a>, target: Term<'a>) -> Term<'a> {
-    answer_of(env, op, |op| run_op(env, op, inputs, options, target))
+    answer_of(env, op, |op| run_op(env, op, inputs, options, target, None))
+}
+
+scheduled! { run_watched_cpu, run_watched_io => run_watched,
+[op: Atom] [inputs: Term<'a>] [options: Term<'a>] [target: Term<'a>] [watch: Term<'a>] }
+
+/// Runs an op that quantizes or dequantizes, in chunks that are reported.
+fn run_watched<'a>(
+    env: Env<'a>,
+    op: Atom,
+    inputs: Term<'a>,
+    options: Term<'a>,
+    target: Term<'a>,
+    watch: Term<'a>,
+) -> Term<'a> {
+    answer_of(env, op, |op| {
+        let watch = watch::Call::decode(env, watch)?;
+        let stage = if op.about().name.starts_with("dequantize") { Stage::Dequantize } else { Stage::Quantize };
+        run_op(env, op, inputs, options, target, Some((&watch, stage)))
+    })
 }
 
 /// What `run` answers for the op of that name, with the op in its errors.
@@ -88,6 +110,7 @@ fn run_op<'a>(
     inputs: Term<'a>,
     options: Term<'a>,
     target: Term<'a>,
+    watched: Option<(&dyn Watch, Stage)>,
 ) -> Result<Term<'a>> {
     let configured = with_options(op, options)?;
     let target: Target = decode_map("target", target)?;
@@ -103,9 +126,15 @@ fn run_op<'a>(
     }
     let (inputs, held) = apart(op.about(), inputs)?;
     let held = lock(&held)?;
-    match target.device {
-        Some(ordinal) if on_device => on_buffers(env, &call, &inputs, held, &target.lane(&Device::get(ordinal)?)?),
-        _ => on_binaries(env, &call, &inputs, held, &target),
+    let run = |chunks: Chunks| match target.device {
+        Some(ordinal) if on_device => {
+            on_buffers(env, &call, &inputs, held, &target.lane(&Device::get(ordinal)?)?, chunks)
+        }
+        _ => on_binaries(env, &call, &inputs, held, &target, chunks),
+    };
+    match watched {
+        Some((watch, stage)) => in_chunks(watch, stage, call.parts(), run),
+        None => run(Chunks::WHOLE),
     }
 }
 
@@ -215,6 +244,7 @@ fn on_binaries<'a>(
     inputs: &Named<Tensor<'a>>,
     mut held: Vec<(op::Name, MutexGuard<Memory>)>,
     target: &Target,
+    chunks: Chunks,
 ) -> Result<Term<'a>> {
     let views = views(inputs)?;
     let mut outputs =
@@ -223,8 +253,11 @@ fn on_binaries<'a>(
     let changed = held.iter_mut().map(|(name, memory)| Ok((name.clone(), memory.on_host(name)?.view_mut()?)));
     let to = new.chain(changed).collect::<Result<_>>()?;
     match target.device {
-        None => call.cpu(&views, to, &target.exec()?)?,
-        Some(ordinal) => op::run_host(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?,
+        None => call.cpu_in_chunks(&views, to, &target.exec()?, chunks)?,
+        Some(ordinal) => {
+            op::run_host(call, &views, to, &target.lane(&Device::get(ordinal)?)?)?;
+            (chunks.done)(call.parts())?;
+        }
     }
     Ok(named_terms(env, outputs.into_iter().map(|(name, output)| (name, output.into_term(env)))))
 }
@@ -235,6 +268,7 @@ fn on_buffers<'a>(
     inputs: &Named<Tensor<'a>>,
     held: Vec<(op::Name, MutexGuard<Memory>)>,
     lane: &Lane,
+    chunks: Chunks,
 ) -> Result<Term<'a>> {
     let device = lane.device();
     let buffers = inputs.iter().map(|(name, tensor)| Ok((name.clone(), buffer_on(device, name, tensor)?)));
@@ -246,6 +280,7 @@ fn on_buffers<'a>(
     let to: Named<&Buffer> = new.chain(changed).collect::<Result<_>>()?;
     call.cuda(&buffers, &to, lane)?;
     lane.synchronize()?;
+    (chunks.done)(call.parts())?;
     Ok(named_terms(env, outputs.into_iter().map(|(name, buffer)| (name, buffer_term(env, buffer)))))
 }
 

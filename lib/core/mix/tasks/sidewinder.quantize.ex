@@ -9,7 +9,7 @@ defmodule Mix.Tasks.Sidewinder.Quantize do
       mix sidewinder.quantize mamba-130m-hf mamba-130m-q8 --format q8_0
 
   Tensors of floats with two axes whose rows fit the format are quantized; all others are copied.
-  `Sidewinder.Quantized.load!/2` reads the output.
+  `Sidewinder.Quantized.load!/3` reads the output.
 
   Of a whole Mamba the matrices of its products are quantized, with the head, which is written in addition to the
   embedding; ternary matrices get a scale for each row. `Sidewinder.Mamba.load/2` of the output gives, bit by bit, the

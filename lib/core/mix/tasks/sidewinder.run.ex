@@ -27,8 +27,8 @@ defmodule Mix.Tasks.Sidewinder.Run do
       type of the arithmetic to `f32`, or `f64` for `f64`; masks stay the bytes that they are
     * `--case NAME` - takes the tensors named `NAME.*` out of a file of several cases
 
-  On success one line is printed; otherwise one line on standard error describes the error, and the exit
-  code is 1.
+  On a terminal a line tells the progress of reading and writing. On success one line is printed; otherwise one line on
+  standard error describes the error, and the exit code is 1.
   """
 
   use Mix.Task
@@ -70,7 +70,7 @@ defmodule Mix.Tasks.Sidewinder.Run do
     end
 
     {outputs, ms} = CommandLine.timed(fn -> CommandLine.ticking(op.name, work) end)
-    Safetensors.write(output, outputs)
+    Safetensors.write(output, outputs, CommandLine.progress(output))
     done = "#{op.name}: #{describe(Enum.take(inputs, 1))} -> #{describe(outputs)}"
     place = CommandLine.place(String.to_atom(op.name), inputs, own, where)
     Mix.shell().info("#{done} in #{CommandLine.short(ms)} ms on #{place}, written to #{output}")

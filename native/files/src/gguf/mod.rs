@@ -15,6 +15,7 @@ pub use types::Type;
 use crate::recognise::{self, explained};
 use crate::{file, position};
 use header::{Header, Info, Key, Stop};
+use sidewinder_kernels::chunks::Chunks;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{DType, Owned, Shape, Spec};
 use std::fs::File;
@@ -110,13 +111,13 @@ impl Reader {
     /// Reads an entry whose type [`Reader::spec`] supports.
     pub fn tensor(&self, entry: &Entry) -> Result<Owned> {
         let mut tensor = Owned::try_any(self.spec(entry)?)?;
-        self.read(entry, tensor.view_mut().bytes())?;
+        self.read(entry, tensor.view_mut().bytes(), Chunks::WHOLE)?;
         Ok(tensor)
     }
 
     /// Reads the data of an entry into `bytes`, which must have its length.
-    pub fn read(&self, entry: &Entry, bytes: &mut [u8]) -> Result<()> {
-        position::read_exact_at(&self.file, bytes, entry.offset).map_err(|e| {
+    pub fn read(&self, entry: &Entry, bytes: &mut [u8], chunks: Chunks) -> Result<()> {
+        position::read_in_chunks(&self.file, bytes, entry.offset, chunks, |e| {
             let expected = format_args!("the data of `{}`", entry.name).to_string();
             Error::new(Kind::File, self.path.display().to_string()).expected(expected).got(e)
         })

@@ -3,6 +3,7 @@
 use super::{Entry, Header, Told, failure, file_type};
 use crate::position;
 use safetensors::tensor::{Metadata, TensorInfo, TensorView};
+use sidewinder_kernels::chunks::Chunks;
 use sidewinder_kernels::error::{Error, Kind, Result};
 use sidewinder_kernels::tensor::{Described, Spec, View};
 use std::collections::BTreeSet;
@@ -17,9 +18,14 @@ pub fn write(path: &Path, tensors: &[(&str, View)]) -> Result<()> {
 
 /// Like [`write()`], with metadata.
 pub fn write_told(path: &Path, tensors: &[(&str, View)], told: &Told) -> Result<()> {
+    write_in_chunks(path, tensors, told, Chunks::WHOLE)
+}
+
+/// Like [`write_told`], in chunks of the tensors' bytes.
+pub fn write_in_chunks(path: &Path, tensors: &[(&str, View)], told: &Told, chunks: Chunks) -> Result<()> {
     let specs: Vec<(&str, Spec)> = tensors.iter().map(|(name, view)| (*name, view.spec())).collect();
     let mut writer = Writer::create(path, &specs, told)?;
-    tensors.iter().try_for_each(|(name, view)| writer.put(name, *view))?;
+    tensors.iter().try_for_each(|(name, view)| writer.put_in_chunks(name, *view, chunks))?;
     writer.finish()
 }
 
@@ -62,6 +68,10 @@ impl Writer {
 
     /// Writes the tensor of that name.
     pub fn put(&mut self, name: &str, tensor: View) -> Result<()> {
+        self.put_in_chunks(name, tensor, Chunks::WHOLE)
+    }
+
+    fn put_in_chunks(&mut self, name: &str, tensor: View, chunks: Chunks) -> Result<()> {
         let entry = self.entries.iter().find(|entry| entry.name == name);
         let entry = entry.ok_or_else(|| unwritten(&self.path, format_args!("a tensor `{name}` that it has not")))?;
         let spec = tensor.spec();
@@ -69,7 +79,8 @@ impl Writer {
             let expected = format_args!("{} {:?}, as its header says", entry.dtype, entry.shape).to_string();
             return Err(Error::new(Kind::Shape, name).expected(expected).got(spec));
         }
-        position::write_all_at(&self.file, tensor.bytes(), entry.offset).map_err(|e| unwritten(&self.path, e))?;
+        let failed = |e| unwritten(&self.path, e);
+        position::write_in_chunks(&self.file, tensor.bytes(), entry.offset, chunks, failed)?;
         self.missing.remove(name);
         Ok(())
     }

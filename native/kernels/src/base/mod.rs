@@ -1,6 +1,7 @@
 //! Tensors, errors, and types shared by ops, the CPU and CUDA.
 
 pub mod activation;
+pub mod chunks;
 pub mod difference;
 pub mod dtype;
 pub mod elementwise;

@@ -2,6 +2,7 @@
 
 use super::options::{OptionInfo, describe};
 use super::{About, Named, Op, about};
+use crate::chunks::Chunks;
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
@@ -32,7 +33,8 @@ pub struct Call {
 /// The problem of an op, without its type.
 trait Checked: Send + Sync {
     fn work(&self, inputs: &Named<Spec>) -> u64;
-    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
+    fn parts(&self) -> usize;
+    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec, chunks: Chunks) -> Result<()>;
     fn reference(&self, inputs: &Named<ArrayD<f64>>, outputs: &Named<Spec>) -> Result<Named<ArrayD<f64>>>;
     fn cuda(&self, inputs: &Named<&cuda::Buffer>, outputs: &Named<&cuda::Buffer>, lane: &cuda::Lane) -> Result<()>;
 }
@@ -44,8 +46,12 @@ impl<O: Op> Checked for ProblemOf<O> {
         O::work(&self.0, inputs)
     }
 
-    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
-        O::cpu(&self.0, inputs, outputs, exec)
+    fn parts(&self) -> usize {
+        O::parts(&self.0)
+    }
+
+    fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec, chunks: Chunks) -> Result<()> {
+        O::cpu_in_chunks(&self.0, inputs, outputs, exec, chunks)
     }
 
     fn reference(&self, inputs: &Named<ArrayD<f64>>, outputs: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {
@@ -83,10 +89,26 @@ impl Call {
         self.problem.work(&self.inputs).max(elements).saturating_mul(each)
     }
 
+    /// The parts of the call that [`Call::cpu_in_chunks`] tells of, in chunks of several.
+    pub fn parts(&self) -> usize {
+        self.problem.parts()
+    }
+
     /// Computes on the CPU; views must have the specs that were checked.
     pub fn cpu(&self, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+        self.cpu_in_chunks(inputs, outputs, exec, Chunks::WHOLE)
+    }
+
+    /// Like [`Call::cpu`], in chunks.
+    pub fn cpu_in_chunks(
+        &self,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &cpu::Exec,
+        chunks: Chunks,
+    ) -> Result<()> {
         self.same_inputs(inputs, &outputs)
-            .and_then(|()| self.run().cpu(inputs, outputs, exec))
+            .and_then(|()| self.run().cpu(inputs, outputs, exec, chunks))
             .map_err(|error| error.in_op(self.op.name))
     }
 
@@ -120,18 +142,21 @@ struct Run<'r> {
 }
 
 impl Run<'_> {
-    fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()> {
+    fn cpu(&self, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &cpu::Exec, chunks: Chunks) -> Result<()> {
         same_specs(self.outputs, &outputs)?;
         // Without output elements there is nothing to compute, but loops would still run over all empty rows.
         if self.outputs.iter().all(|(_, spec)| spec.shape.elements() == 0) {
-            return Ok(());
+            return (chunks.done)(self.problem.parts());
         }
         for (name, from) in self.op.copied(inputs) {
             outputs.get_mut(name)?.bytes_mut().copy_from_slice(from.bytes());
         }
         match exec.level {
-            cpu::Level::Reference => self.reference(inputs, outputs),
-            _ => self.problem.cpu(inputs, outputs, exec),
+            cpu::Level::Reference => {
+                self.reference(inputs, outputs)?;
+                (chunks.done)(self.problem.parts())
+            }
+            _ => self.problem.cpu(inputs, outputs, exec, chunks),
         }
     }
 
@@ -178,7 +203,7 @@ pub fn run_cpu<O: Op>(
     let op = about::<O>();
     let (problem, expected) = super::check::<O>(&op.specs_of_call(inputs, &outputs), options)?;
     let run = Run { op, problem: &ProblemOf::<O>(problem), outputs: &expected };
-    run.cpu(inputs, outputs, exec).map_err(|error| error.in_op(op.name))
+    run.cpu(inputs, outputs, exec, Chunks::WHOLE).map_err(|error| error.in_op(op.name))
 }
 
 /// Checks a call of `O` and queues it on a lane.

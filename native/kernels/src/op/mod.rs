@@ -30,6 +30,7 @@ pub use parts::{Parts, lanes_of_parts, of_part};
 pub use pattern::Pattern;
 pub use shape::Sizes;
 
+use crate::chunks::Chunks;
 use crate::cpu;
 use crate::cuda;
 use crate::error::{Error, Kind, Result};
@@ -95,6 +96,23 @@ pub trait Op: Sized + 'static {
 
     /// Computes on the CPU; must write every element of every output.
     fn cpu(problem: &Self::Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &cpu::Exec) -> Result<()>;
+
+    /// How many parts [`Op::cpu_in_chunks`] tells of.
+    fn parts(_problem: &Self::Problem) -> usize {
+        1
+    }
+
+    /// Like [`Op::cpu`], in chunks if the op can be cut.
+    fn cpu_in_chunks(
+        problem: &Self::Problem,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &cpu::Exec,
+        chunks: Chunks,
+    ) -> Result<()> {
+        Self::cpu(problem, inputs, outputs, exec)?;
+        (chunks.done)(Self::parts(problem))
+    }
 
     /// Computes the formula in f64; may give outputs that the call did not request.
     fn reference(

@@ -65,7 +65,7 @@ fn paths(text: &str) -> Vec<String> {
 fn shown_at_the_root(path: &str, macros: &[(String, String)]) -> String {
     let (first, rest) = path.split_once('/').unwrap_or((path, ""));
     match first {
-        "difference" | "error" | "tensor" => format!("base/{path}"),
+        "chunks" | "difference" | "error" | "tensor" => format!("base/{path}"),
         name if rest.is_empty() => {
             macros.iter().find(|(known, _)| known == name).map_or(path, |(_, file)| file).to_string()
         }

@@ -9,6 +9,7 @@ mod attention;
 mod block_recurrence;
 mod blocks;
 mod causal_conv1d;
+mod chunks;
 mod cumulative;
 mod decode;
 mod difference;

@@ -5,6 +5,7 @@ use super::config::{self, FORMATS, METHOD, OURS, QUANTIZATION};
 use super::family::Words;
 use super::model::Home;
 use super::{Model, Weights, stored};
+use crate::watch::{Stage, Unwatched, Watch, in_chunks};
 use serde_json::{Value, json};
 use sidewinder_files::json;
 use sidewinder_files::safetensors::{self, Told};
@@ -58,9 +59,17 @@ fn tell_formats(words: &mut Words, formats: &BTreeSet<&str>) {
 impl Model {
     /// Writes its weights to a file, as returned by [`Model::stored`].
     pub fn save(&self, path: &Path) -> Result<()> {
+        self.save_watched(path, &Unwatched)
+    }
+
+    /// Like [`Model::save`], with reports to `watch`.
+    pub fn save_watched(&self, path: &Path, watch: &dyn Watch) -> Result<()> {
         let tensors = self.stored()?;
         let views: Vec<(&str, View)> = tensors.iter().map(|(name, weight)| (name.as_str(), weight.view())).collect();
-        safetensors::write_told(path, &views, &told_of(&self.formats()))
+        let bytes = views.iter().map(|(_, view)| view.bytes().len()).sum();
+        in_chunks(watch, Stage::Write, bytes, |chunks| {
+            safetensors::write_in_chunks(path, &views, &told_of(&self.formats()), chunks)
+        })
     }
 
     /// The `config.json` that matches [`Model::save`], with the keys of Hugging Face's configurations. Other keys of

@@ -3,10 +3,12 @@
 use super::format::Format;
 use super::problem::Conversion;
 use super::{cpu, cuda, reference};
+use crate::chunks::Chunks;
+use crate::cpu::Exec;
 use crate::error::Result;
 use crate::op::{Bound, Named, Op, Slot, named};
 use crate::options;
-use crate::tensor::{DType, Spec};
+use crate::tensor::{DType, Spec, View, ViewMut};
 
 options! {
     /// Options of the quantizer.
@@ -51,10 +53,22 @@ impl Op for Quantize {
         Ok([("q", problem.q)].into_iter().collect())
     }
 
+    fn parts(problem: &Conversion) -> usize {
+        problem.x.shape.elements()
+    }
+
+    fn cpu_in_chunks(
+        problem: &Conversion,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &Exec,
+        chunks: Chunks,
+    ) -> Result<()> {
+        cpu::quantize(problem, inputs.get("x")?, outputs.expect("q")?, exec, chunks)
+    }
+
     crate::runs! {
-        cpu(problem, inputs, mut outputs, exec) {
-            cpu::quantize(problem, inputs.get("x")?, outputs.expect("q")?, exec)
-        }
+        cpu(problem, inputs, outputs, exec) { Self::cpu_in_chunks(problem, inputs, outputs, exec, Chunks::WHOLE) }
         reference(problem, inputs, _) { Ok(named([("q", Some(reference::quantize(problem, inputs.get("x")?)?))])) }
         cuda(problem, inputs, outputs, lane) { cuda::quantize(problem, inputs.get("x")?, outputs.get("q")?, lane) }
     }
@@ -82,10 +96,22 @@ impl Op for Dequantize {
         Ok([("x", problem.x)].into_iter().collect())
     }
 
+    fn parts(problem: &Conversion) -> usize {
+        problem.x.shape.elements()
+    }
+
+    fn cpu_in_chunks(
+        problem: &Conversion,
+        inputs: &Named<View>,
+        mut outputs: Named<ViewMut>,
+        exec: &Exec,
+        chunks: Chunks,
+    ) -> Result<()> {
+        cpu::dequantize(problem.format, inputs.get("q")?, outputs.expect("x")?, exec, chunks)
+    }
+
     crate::runs! {
-        cpu(problem, inputs, mut outputs, exec) {
-            cpu::dequantize(problem.format, inputs.get("q")?, outputs.expect("x")?, exec)
-        }
+        cpu(problem, inputs, outputs, exec) { Self::cpu_in_chunks(problem, inputs, outputs, exec, Chunks::WHOLE) }
         reference(problem, inputs, _) { Ok(named([("x", Some(reference::dequantize(problem, inputs.get("q")?)))])) }
         cuda(problem, inputs, outputs, lane) {
             cuda::dequantize(problem.format, inputs.get("q")?, outputs.get("x")?, lane)

@@ -7,6 +7,8 @@
 use super::grid::{Grid, Layout, Options as Sizes};
 use super::problem::{one_or, plane, plane_bytes};
 use super::reference;
+use crate::chunks::Chunks;
+use crate::cpu::Exec;
 use crate::cpu::pool::{self, Shared};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, types};
 use crate::error::Result;
@@ -101,22 +103,32 @@ impl Op for DequantizeTernary {
         Ok([("w", w)].into_iter().collect())
     }
 
-    fn cpu(
+    fn cpu(problem: &Problem, inputs: &Named<View>, outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
+        Self::cpu_in_chunks(problem, inputs, outputs, exec, Chunks::WHOLE)
+    }
+
+    fn parts(problem: &Problem) -> usize {
+        problem.grid.rows * problem.grid.n
+    }
+
+    fn cpu_in_chunks(
         problem: &Problem,
         inputs: &Named<View>,
         mut outputs: Named<ViewMut>,
-        exec: &crate::cpu::Exec,
+        exec: &Exec,
+        chunks: Chunks,
     ) -> Result<()> {
         let (plane0, plane1) = (inputs.get("plane0")?.bytes(), inputs.get("plane1")?.bytes());
         let scales = inputs.get("scale")?.slice::<f32>()?;
         let w = Shared::new(outputs.expect("w")?.slice::<f32>()?);
         let Grid { rows, n, .. } = problem.grid;
         let threads = pool::worth(exec.threads, rows * n, WORTH_SHARING);
-        pool::for_each(threads, rows, |row| {
+        let write = |row| {
             // SAFETY: no two rows share an element.
             let w = unsafe { w.part(row * n, n) };
             write(w, problem.row(plane0, row), problem.row(plane1, row), scales[problem.scale(row)]);
-        })
+        };
+        chunks.each(rows, n, |range| pool::for_each(threads, range.len(), |row| write(range.start + row)))
     }
 
     fn reference(problem: &Problem, inputs: &Named<ArrayD<f64>>, _: &Named<Spec>) -> Result<Named<ArrayD<f64>>> {

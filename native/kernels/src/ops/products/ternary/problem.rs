@@ -142,6 +142,17 @@ impl Quantization {
         if self.options.per_row { self.rows } else { 1 }
     }
 
+    /// How many floats are read, those of each pass over them.
+    pub fn parts(&self) -> usize {
+        let means = match self.options.rule {
+            _ if self.options.per_row => 1,
+            Rule::Threshold => 0,
+            Rule::Absmean => 1,
+            Rule::Twn => 2,
+        };
+        (means + 1) * self.rows * self.n
+    }
+
     /// The shape of a plane.
     pub fn plane(&self) -> Result<Spec> {
         Spec::new(DType::U8, &[&self.leading[..], &[plane_bytes(self.n)]].concat())

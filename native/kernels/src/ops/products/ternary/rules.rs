@@ -16,9 +16,11 @@
 
 use super::problem::{ActivationOptions, Activations, Quantization};
 use super::{cpu, cuda, reference};
+use crate::chunks::Chunks;
+use crate::cpu::Exec;
 use crate::error::Result;
 use crate::op::{self, Bound, Named, Op, Output, Slot};
-use crate::tensor::{DType, Spec};
+use crate::tensor::{DType, Spec, View, ViewMut};
 
 pub use super::problem::{Rule, RuleOptions as Options};
 
@@ -46,7 +48,25 @@ impl Op for QuantizeTernary {
         Ok([("plane0", plane), ("plane1", plane), ("scale", scale)].into_iter().collect())
     }
 
-    crate::forward_by_kernels!(cpu::quantize::planes, reference::quantize, cuda::quantize);
+    fn parts(problem: &Quantization) -> usize {
+        problem.parts()
+    }
+
+    fn cpu_in_chunks(
+        problem: &Quantization,
+        inputs: &Named<View>,
+        outputs: Named<ViewMut>,
+        exec: &Exec,
+        chunks: Chunks,
+    ) -> Result<()> {
+        cpu::quantize::planes(problem, inputs, outputs, exec, chunks)
+    }
+
+    crate::runs! {
+        cpu(problem, inputs, outputs, exec) { cpu::quantize::planes(problem, inputs, outputs, exec, Chunks::WHOLE) }
+        reference(problem, inputs, _) { reference::quantize(problem, inputs) }
+        cuda(problem, inputs, outputs, lane) { cuda::quantize(problem, inputs, outputs, lane) }
+    }
 }
 
 /// Quantizes activations to 8 bits.

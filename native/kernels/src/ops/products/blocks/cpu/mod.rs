@@ -14,6 +14,7 @@ mod x86;
 
 use super::format::{self, BLOCK, Format};
 use super::problem::{Conversion, Problem};
+use crate::chunks::Chunks;
 use crate::cpu::convert::{Widened, widened};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Epilogue, Exec, Level, Real, Storage, Vector, Work};
@@ -23,6 +24,7 @@ use crate::tensor::{View, ViewMut};
 use lanes::Lanes;
 use product::{Prepared, Quantized, Sums};
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Values per task.
@@ -120,16 +122,20 @@ impl Instructions {
 }
 
 /// Writes rows of blocks. A value for which no scale is finite is an error, unless the problem allows it.
-pub fn quantize(problem: &Conversion, x: &View, q: ViewMut, exec: &Exec) -> Result<()> {
-    with_type_in_f32!(problem.x.dtype, S => quantize_as::<S>(problem, x.slice::<S>()?, q.bytes(), exec))
+pub fn quantize(problem: &Conversion, x: &View, q: ViewMut, exec: &Exec, chunks: Chunks) -> Result<()> {
+    with_type_in_f32!(problem.x.dtype, S => quantize_as::<S>(problem, x.slice::<S>()?, q.bytes(), exec, chunks))
 }
 
-fn quantize_as<S: Storage<Wide = f32>>(problem: &Conversion, x: &[S], q: &mut [u8], exec: &Exec) -> Result<()> {
+fn quantize_as<S: Storage<Wide = f32>>(
+    problem: &Conversion,
+    x: &[S],
+    q: &mut [u8],
+    exec: &Exec,
+    chunks: Chunks,
+) -> Result<()> {
     let (format, q, first) = (problem.format, Shared::new(q), AtomicUsize::new(usize::MAX));
-    let threads = pool::worth(exec.threads, x.len(), WORTH_SHARING);
-    pool::for_each(threads, x.len().div_ceil(PIECE), |piece| {
-        let start = piece * PIECE;
-        let x = &x[start..x.len().min(start + PIECE)];
+    each_piece(x.len(), exec, chunks, |piece| {
+        let (start, x) = (piece.start, &x[piece]);
         // SAFETY: pieces share no block.
         let q = unsafe { q.part(format.row_bytes(start), format.row_bytes(x.len())) };
         if let Some(at) = f32::dispatch(exec.level, ToBlocks { format, x, q }) {
@@ -140,6 +146,18 @@ fn quantize_as<S: Storage<Wide = f32>>(problem: &Conversion, x: &[S], q: &mut [u
         at if at < x.len() && !problem.unchecked => Err(format.refused(at, x[at].widen())),
         _ => Ok(()),
     }
+}
+
+/// Calls `work` for pieces of `count` values, which are whole blocks.
+fn each_piece(count: usize, exec: &Exec, chunks: Chunks, work: impl Fn(Range<usize>) + Send + Sync) -> Result<()> {
+    let threads = pool::worth(exec.threads, count, WORTH_SHARING);
+    chunks.each(count / BLOCK, BLOCK, |blocks| {
+        let (start, end) = (blocks.start * BLOCK, blocks.end * BLOCK);
+        pool::for_each(threads, (end - start).div_ceil(PIECE), |piece| {
+            let from = start + piece * PIECE;
+            work(from..end.min(from + PIECE));
+        })
+    })
 }
 
 /// Quantizes whole blocks. Returns the position of the first value whose scale would not be finite.
@@ -175,16 +193,15 @@ fn to_blocks<S: Storage<Wide = f32>, V: Vector<Element = f32>>(format: Format, x
 }
 
 /// Reads rows of blocks.
-pub fn dequantize(format: Format, q: &View, x: ViewMut, exec: &Exec) -> Result<()> {
+pub fn dequantize(format: Format, q: &View, x: ViewMut, exec: &Exec, chunks: Chunks) -> Result<()> {
     let (q, x) = (q.bytes(), x.slice::<f32>()?);
     let count = x.len();
     let to = Shared::new(x);
-    let threads = pool::worth(exec.threads, count, WORTH_SHARING);
-    pool::for_each(threads, count.div_ceil(PIECE), |piece| {
-        let (start, end) = (piece * PIECE, count.min((piece + 1) * PIECE));
+    each_piece(count, exec, chunks, |piece| {
+        let q = &q[format.row_bytes(piece.start)..format.row_bytes(piece.end)];
         // SAFETY: pieces share no block.
-        let x = unsafe { to.part(start, end - start) };
-        f32::dispatch(exec.level, FromBlocks { format, q: &q[format.row_bytes(start)..format.row_bytes(end)], x });
+        let x = unsafe { to.part(piece.start, piece.len()) };
+        f32::dispatch(exec.level, FromBlocks { format, q, x });
     })
 }
 

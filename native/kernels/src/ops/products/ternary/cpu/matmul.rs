@@ -6,6 +6,7 @@ use super::products::{Activations, Call, Results, WORTH_SHARING, run};
 use super::quantize::{by_bits, bytes, in_f32, signs, vector};
 use super::wide::WORD;
 use crate::base::scratch::Scratch;
+use crate::chunks::Chunks;
 use crate::cpu::convert::Widened;
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Epilogue, Exec, Level, Scaled, Storage};
@@ -160,7 +161,7 @@ fn padded_signs(problem: &Product, inputs: &Named<View>, exec: &Exec) -> Result<
     }
     let x = in_f32(inputs.get("x")?, exec)?;
     let [mut plane0, mut plane1] = [Scratch::any(rows * bytes)?, Scratch::any(rows * bytes)?];
-    signs(&x, rows, problem.n, &[0.0], [&mut plane0, &mut plane1], exec)?;
+    signs(&x, rows, problem.n, &[0.0], [&mut plane0, &mut plane1], exec, Chunks::WHOLE)?;
     if stride == bytes {
         return Ok((stride, [plane0, plane1]));
     }

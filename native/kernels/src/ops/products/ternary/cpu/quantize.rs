@@ -1,12 +1,15 @@
 //! Floats to planes and to bytes.
 
 use super::wide::{Task, WORD, Wide, dispatch};
+use crate::chunks::Chunks;
 use crate::cpu::convert::{Widened, widened};
 use crate::cpu::pool::{self, Shared};
 use crate::cpu::{Exec, Level};
 use crate::error::Result;
 use crate::op::Named;
-use crate::ops::products::ternary::problem::{Activations, LEAST_SCALE, Quantization, Rule, TWN, plane_bytes};
+use crate::ops::products::ternary::problem::{
+    Activations, LEAST_SCALE, Quantization, Rule, RuleOptions, TWN, plane_bytes,
+};
 use crate::ops::products::with_type_in_f32;
 use crate::tensor::{Described, View, ViewMut};
 
@@ -53,11 +56,11 @@ impl Task for Sizes<'_> {
 }
 
 /// The mean magnitude of the floats above `above`, in f64; 0 if there are none.
-fn mean(w: &[f32], rows: usize, above: f32, exec: &Exec) -> Result<f64> {
+fn mean(w: &[f32], rows: usize, above: f32, exec: &Exec, chunks: Chunks) -> Result<f64> {
     let n = w.len() / rows.max(1);
     let mut sums = vec![(0f64, 0usize); rows];
     let to = Shared::new(&mut sums);
-    pool::for_each(pool::worth(exec.threads, w.len(), WORTH_SHARING), rows, |row| {
+    each_row(rows, n, exec, chunks, |row| {
         // SAFETY: rows share no sum.
         let to = unsafe { to.part(row, 1) };
         to[0] = dispatch(exec.level, Sizes { row: &w[row * n..][..n], above });
@@ -66,22 +69,29 @@ fn mean(w: &[f32], rows: usize, above: f32, exec: &Exec) -> Result<f64> {
     Ok(if count == 0 { 0.0 } else { sum / count as f64 })
 }
 
+/// Calls `work` for each of some rows of `n` floats.
+fn each_row(rows: usize, n: usize, exec: &Exec, chunks: Chunks, work: impl Fn(usize) + Send + Sync) -> Result<()> {
+    let threads = pool::worth(exec.threads, rows * n, WORTH_SHARING);
+    chunks.each(rows, n, |range| pool::for_each(threads, range.len(), |row| work(range.start + row)))
+}
+
 /// A threshold that every magnitude exceeds.
 const ALL: f32 = -1.0;
 
 /// Threshold and scale of some rows.
-fn threshold(rule: Rule, given: Option<f64>, w: &[f32], rows: usize, exec: &Exec) -> Result<(f32, f32)> {
-    match rule {
-        Rule::Threshold => Ok((given.unwrap_or_default() as f32, 1.0)),
+fn threshold(options: &RuleOptions, w: &[f32], rows: usize, exec: &Exec, chunks: Chunks) -> Result<(f32, f32)> {
+    let mean = |above| mean(w, rows, above, exec, chunks);
+    match options.rule {
+        Rule::Threshold => Ok((options.threshold.unwrap_or_default() as f32, 1.0)),
         Rule::Absmean => {
-            let mean = mean(w, rows, ALL, exec)?;
+            let mean = mean(ALL)?;
             // Not `max`, which would drop NaN.
             let scale = if mean < LEAST_SCALE { LEAST_SCALE } else { mean } as f32;
             Ok((scale / 2.0, scale))
         }
         Rule::Twn => {
-            let threshold = TWN * mean(w, rows, ALL, exec)? as f32;
-            Ok((threshold, mean(w, rows, threshold, exec)? as f32))
+            let threshold = TWN * mean(ALL)? as f32;
+            Ok((threshold, mean(threshold)? as f32))
         }
     }
 }
@@ -119,23 +129,45 @@ fn cut<V: Wide>(values: &[f32], threshold: f32) -> [u64; 2] {
 }
 
 /// Quantizes by a rule on the CPU.
-pub fn planes(problem: &Quantization, inputs: &Named<View>, mut outputs: Named<ViewMut>, exec: &Exec) -> Result<()> {
-    let Quantization { rows, n, options, .. } = problem;
+pub fn planes(
+    problem: &Quantization,
+    inputs: &Named<View>,
+    mut outputs: Named<ViewMut>,
+    exec: &Exec,
+    chunks: Chunks,
+) -> Result<()> {
+    let Quantization { rows, n, ref options, .. } = *problem;
     let w = in_f32(inputs.get("w")?, exec)?;
-    let (per, scales) = if options.per_row { (1, outputs.expect("scale")?) } else { (*rows, outputs.expect("scale")?) };
-    let mut thresholds = Vec::new();
-    for (i, scale) in scales.slice::<f32>()?.iter_mut().enumerate() {
-        let (threshold, of) = threshold(options.rule, options.threshold, &w[i * per * n..][..per * n], per, exec)?;
-        (*scale, _) = (of, thresholds.push(threshold));
+    let scales = outputs.expect("scale")?.slice::<f32>()?;
+    let mut thresholds = vec![0.0; scales.len()];
+    if options.per_row {
+        chunks.each(rows, n, |range| {
+            for row in range {
+                let w = &w[row * n..][..n];
+                (thresholds[row], scales[row]) = threshold(options, w, 1, exec, Chunks::WHOLE)?;
+            }
+            Ok(())
+        })?;
+    } else {
+        (thresholds[0], scales[0]) = threshold(options, &w, rows, exec, chunks)?;
     }
-    signs(&w, *rows, *n, &thresholds, [outputs.expect("plane0")?.bytes(), outputs.expect("plane1")?.bytes()], exec)
+    let planes = [outputs.expect("plane0")?.bytes(), outputs.expect("plane1")?.bytes()];
+    signs(&w, rows, n, &thresholds, planes, exec, chunks)
 }
 
 /// The planes of rows, by one threshold for all or one per row.
-pub fn signs(w: &[f32], rows: usize, n: usize, thresholds: &[f32], to: [&mut [u8]; 2], exec: &Exec) -> Result<()> {
+pub fn signs(
+    w: &[f32],
+    rows: usize,
+    n: usize,
+    thresholds: &[f32],
+    to: [&mut [u8]; 2],
+    exec: &Exec,
+    chunks: Chunks,
+) -> Result<()> {
     let bytes = plane_bytes(n);
     let to = to.map(Shared::new);
-    pool::for_each(pool::worth(exec.threads, w.len(), WORTH_SHARING), rows, |row| {
+    each_row(rows, n, exec, chunks, |row| {
         // SAFETY: rows share no byte.
         let planes = unsafe { [to[0].part(row * bytes, bytes), to[1].part(row * bytes, bytes)] };
         let threshold = if thresholds.len() == 1 { thresholds[0] } else { thresholds[row] };
