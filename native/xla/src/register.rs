@@ -45,7 +45,7 @@ fn api(path: &Path) -> Result<&'static Api> {
         Error::new(Kind::Unavailable, path.display().to_string()).expected(expected).got(got)
     };
     let library = loaded(path).map_err(|e| wrong("a library that is loaded", e.to_string()))?;
-    let entry = ENTRIES.iter().find_map(|name| {
+    let entry = ENTRIES.iter().find_map(|&name| {
         // SAFETY: the symbol of this name is this function.
         unsafe { library.get::<unsafe extern "C" fn() -> *const Api>(name) }.ok().map(|entry| *entry)
     });
