@@ -4,9 +4,10 @@
 //! cargo run --release -p sidewinder_models --example mamba_time -- [cpu|cuda] [TYPE] [THREADS]
 //! ```
 //!
-//! The sizes are those of mamba-130m, or of the environment: `LAYERS`, `WIDTH`, `VOCABULARY`, `PROMPT` (length),
-//! `STEPS` (timed steps) and `BATCHES` (numbers of sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices
-//! `q8_0`, `q4_0` or `ternary`. Prints a line of JSON for each time, in milliseconds.
+//! The sizes are those of mamba-130m, or of the environment: `MODEL` (`mamba`, `falcon_mamba` or `mamba2`), `LAYERS`,
+//! `WIDTH`, `VOCABULARY`, `GROUPS` (of Mamba-2), `PROMPT` (length), `STEPS` (timed steps) and `BATCHES` (numbers of
+//! sessions stepped at once, such as `1,8`). `QUANTIZE` makes matrices `q8_0`, `q4_0` or `ternary`. Prints a line of JSON
+//! for each time, in milliseconds.
 
 use sidewinder_kernels::cpu::Exec;
 use sidewinder_kernels::cuda::Device;
@@ -14,7 +15,7 @@ use sidewinder_kernels::error::Result;
 use sidewinder_kernels::ops::products::matrices::Quantization;
 use sidewinder_kernels::tensor::{DType, Owned, Spec};
 use sidewinder_models::mamba::sample::Sampling;
-use sidewinder_models::mamba::{Checkpoint, Config, Input, Mixer, Model, Session, Weight, Where};
+use sidewinder_models::mamba::{Checkpoint, Config, Heads, Input, Mixer, Model, Session, Weight, Where};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,7 +45,7 @@ fn main() -> Result<()> {
         println!(
             "{}",
             serde_json::json!({"what": what, "size": size, "median_ms": median, "min_ms": least, "runs": times.len(),
-                "dtype": dtype.name(), "quantized": how.map(Quantization::name), "threads": threads, "level": level,
+                "model": config.mixer.name(), "dtype": dtype.name(), "quantized": how.map(Quantization::name), "threads": threads, "level": level,
                 "weights_mb": bytes.map(|bytes| bytes / 1_000_000), "gb_per_s": bytes.map(|bytes| bytes as f64 / median / 1e6)})
         );
     };
@@ -66,53 +67,79 @@ fn number(name: &str, default: &str) -> usize {
 
 fn sizes() -> Config {
     let width = number("WIDTH", "768");
-    Config {
-        width,
-        layers: number("LAYERS", "24"),
-        vocabulary: number("VOCABULARY", "50280"),
-        inner: 2 * width,
-        state: 16,
-        rank: width.div_ceil(16),
-        conv: 4,
-        eps: 1e-5,
-        mixer: Mixer::Mamba,
-    }
+    let inner = 2 * width;
+    let (state, rank, mixer) = match environment("MODEL", "mamba").as_str() {
+        "mamba" => (16, width.div_ceil(16), Mixer::Mamba),
+        "falcon_mamba" => (16, width.div_ceil(16), Mixer::FalconMamba(1e-6)),
+        "mamba2" => {
+            let (count, groups) = (inner / 64, number("GROUPS", "1"));
+            (128, 0, Mixer::Mamba2(Heads { count, groups, limit: (0.0, f64::INFINITY) }))
+        }
+        other => panic!("MODEL is mamba, falcon_mamba or mamba2, not {other}"),
+    };
+    let (layers, vocabulary) = (number("LAYERS", "24"), number("VOCABULARY", "50280"));
+    Config { width, layers, vocabulary, inner, state, rank, conv: 4, eps: 1e-5, mixer }
+}
+
+/// A tensor of a layer: its name, its shape, whether it is a matrix of the model's type, and the range of its values.
+type Tensor = (&'static str, Vec<usize>, bool, [f64; 2]);
+
+/// The tensors of a layer, without biases of projections.
+fn tensors(config: &Config) -> Vec<Tensor> {
+    let Config { width, inner, state, rank, conv, mixer, .. } = *config;
+    let (small, large) = (1.0 / (width as f64).sqrt(), 1.0 / (inner as f64).sqrt());
+    let (heads, channels) = match mixer {
+        Mixer::Mamba2(Heads { count, groups, .. }) => (count, inner + 2 * groups * state),
+        _ => (0, inner),
+    };
+    let mut all: Vec<Tensor> = vec![
+        ("norm.weight", vec![width], false, [0.9, 1.1]),
+        ("mixer.in_proj.weight", vec![inner + channels + heads, width], true, [-small, small]),
+        ("mixer.conv1d.weight", vec![channels, 1, conv], false, [-0.5, 0.5]),
+        ("mixer.conv1d.bias", vec![channels], false, [-0.1, 0.1]),
+        ("mixer.out_proj.weight", vec![width, inner], true, [-large, large]),
+    ];
+    all.extend(match mixer {
+        Mixer::Mamba2(_) => vec![
+            ("mixer.dt_bias", vec![heads], false, [-6.0, -2.0]),
+            ("mixer.A_log", vec![heads], false, [0.0, 2.7]),
+            ("mixer.D", vec![heads], false, [0.9, 1.1]),
+            ("mixer.norm.weight", vec![inner], false, [0.9, 1.1]),
+        ],
+        _ => vec![
+            ("mixer.x_proj.weight", vec![rank + 2 * state, inner], true, [-large, large]),
+            ("mixer.dt_proj.weight", vec![inner, rank], true, [-0.1, 0.1]),
+            ("mixer.dt_proj.bias", vec![inner], false, [-6.0, -2.0]),
+            ("mixer.A_log", vec![inner, state], false, [0.0, 2.7]),
+            ("mixer.D", vec![inner], false, [0.9, 1.1]),
+        ],
+    });
+    all
 }
 
 /// The number of weights that a decode step reads.
 fn parameters(config: &Config) -> usize {
-    let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = *config;
-    layers * inner * (3 * width + 2 * rank + 3 * state + conv + 3) + vocabulary * width
+    let layer: usize = tensors(config).iter().map(|(_, dims, ..)| dims.iter().product::<usize>()).sum();
+    config.layers * layer + config.vocabulary * config.width
 }
 
 fn random(config: &Config, dtype: DType) -> Result<Vec<(String, Weight)>> {
-    let Config { width, layers, vocabulary, inner, state, rank, conv, .. } = *config;
+    let Config { width, layers, vocabulary, .. } = *config;
     let mut seed = 1u64;
-    let mut tensor = |name: String, dims: &[usize], dtype: DType, low: f64, high: f64| -> Result<(String, Weight)> {
+    let mut tensor = |name: String, dims: &[usize], matrix: bool, [low, high]: [f64; 2]| -> Result<(String, Weight)> {
         let mut next = || {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             low + (high - low) * ((seed >> 11) as f64 / (1u64 << 53) as f64)
         };
+        let dtype = if matrix { dtype } else { DType::F32 };
         Ok((name, Owned::from_fn(Spec::new(dtype, dims)?, |_| next()).into()))
     };
     let mut all = Vec::new();
-    let (small, large) = (1.0 / (width as f64).sqrt(), 1.0 / (inner as f64).sqrt());
-    all.push(tensor("backbone.embeddings.weight".into(), &[vocabulary, width], dtype, -0.02, 0.02)?);
-    all.push(tensor("backbone.norm_f.weight".into(), &[width], DType::F32, 0.9, 1.1)?);
+    all.push(tensor("backbone.embeddings.weight".into(), &[vocabulary, width], true, [-0.02, 0.02])?);
+    all.push(tensor("backbone.norm_f.weight".into(), &[width], false, [0.9, 1.1])?);
     for layer in 0..layers {
-        for (name, dims, dtype, low, high) in [
-            ("norm.weight", &[width][..], DType::F32, 0.9, 1.1),
-            ("mixer.in_proj.weight", &[2 * inner, width], dtype, -small, small),
-            ("mixer.conv1d.weight", &[inner, 1, conv], DType::F32, -0.5, 0.5),
-            ("mixer.conv1d.bias", &[inner], DType::F32, -0.1, 0.1),
-            ("mixer.x_proj.weight", &[rank + 2 * state, inner], dtype, -large, large),
-            ("mixer.dt_proj.weight", &[inner, rank], dtype, -0.1, 0.1),
-            ("mixer.dt_proj.bias", &[inner], DType::F32, -6.0, -2.0),
-            ("mixer.A_log", &[inner, state], DType::F32, 0.0, 2.7),
-            ("mixer.D", &[inner], DType::F32, 0.9, 1.1),
-            ("mixer.out_proj.weight", &[width, inner], dtype, -large, large),
-        ] {
-            all.push(tensor(format!("backbone.layers.{layer}.{name}"), dims, dtype, low, high)?);
+        for (name, dims, matrix, range) in tensors(config) {
+            all.push(tensor(format!("backbone.layers.{layer}.{name}"), &dims, matrix, range)?);
         }
     }
     Ok(all)

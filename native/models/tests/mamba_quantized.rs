@@ -23,7 +23,8 @@ const REFERENCE: Exec = Exec { level: Level::Reference, threads: 1 };
 
 /// Sizes for which all, most and some matrices have rows of whole quantization blocks, rows of more blocks than a warp
 /// has lanes, and the other kinds of layers.
-fn configs() -> [Config; 7] {
+fn configs() -> [Config; 8] {
+    let heads = |groups| Mixer::Mamba2(Heads { count: 6, groups, limit: (0.0, f64::INFINITY) });
     let whole = Config {
         width: 64,
         layers: 2,
@@ -43,7 +44,8 @@ fn configs() -> [Config; 7] {
         Config { width: 48, inner: 41, state: 5, rank: 3, conv: 3, ..whole },
         Config { layers: 1, inner: 2080, rank: 128, ..whole },
         Config { mixer: Mixer::FalconMamba(1e-3), ..whole },
-        Config { mixer: Mixer::Mamba2(Heads { count: 6, groups: 2, limit: (0.0, f64::INFINITY) }), rank: 0, ..whole },
+        Config { mixer: heads(2), rank: 0, ..whole },
+        Config { mixer: heads(1), rank: 0, ..whole },
     ]
 }
 
@@ -131,7 +133,10 @@ fn they_are_the_same_everywhere() {
 #[test]
 fn steps_are_those_of_whole_sequences() {
     for (config, how) in configs().into_iter().flat_map(|config| quantizations().map(move |how| (config, how))) {
-        for (dtype, relative) in [(DType::F32, 0.01), (DType::Bf16, 0.1)] {
+        // Products of few and of many rows round activations to 8 bits in different ways; norms over four elements amplify
+        // that.
+        let of_f32 = if let Mixer::FalconMamba(_) = config.mixer { 0.04 } else { 0.01 };
+        for (dtype, relative) in [(DType::F32, of_f32), (DType::Bf16, 0.1)] {
             let places = places().into_iter().chain([(Where::Cpu(REFERENCE), "the reference".to_string())]);
             for (place, what) in places {
                 let model = quantized(&config, dtype, how, place);

@@ -90,14 +90,6 @@ impl<T> Block<T> {
         }
     }
 
-    /// The weights of a `mamba_block`. Panics for Mamba-2, so callers check the kind of the model first.
-    pub(super) fn mamba(&self) -> &mamba_block::Weights<T> {
-        match self {
-            Block::Mamba(weights) => weights,
-            Block::Mamba2(_) => unreachable!("only models of the first Mamba are asked"),
-        }
-    }
-
     /// Applies `f` to each tensor; fails with its first error.
     pub(super) fn try_map<'a, U>(&'a self, f: impl Fn(&'a T) -> Result<U>) -> Result<Block<U>> {
         Ok(match self {

@@ -3,7 +3,7 @@
 
 mod taking;
 
-use super::config::{Config, Description, Heads, Mixer};
+use super::config::{Config, Description, Mixer};
 use super::family::Family;
 use super::stored::{self, Stored};
 use super::weights::Weight;
@@ -48,8 +48,8 @@ pub(super) const NORM: &str = "norm.weight";
 
 /// The weights of a block, named as in [`MambaBlock`](sidewinder_kernels::ops::layers::mamba_block::MambaBlock).
 const MAMBA: [Part; 11] = [
-    Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![2 * c.inner, c.width] },
-    Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![2 * c.inner] },
+    Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![c.projected(), c.width] },
+    Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![c.projected()] },
     Part { name: "conv_w", file: "mixer.conv1d.weight", dims: |c| vec![c.inner, 1, c.conv] },
     Part { name: "conv_b", file: "mixer.conv1d.bias", dims: |c| vec![c.inner] },
     Part { name: "x_proj", file: "mixer.x_proj.weight", dims: |c| vec![c.rank + 2 * c.state, c.inner] },
@@ -63,28 +63,17 @@ const MAMBA: [Part; 11] = [
 
 /// The weights of a Mamba-2 layer.
 const MAMBA2: [Part; 10] = [
-    Part {
-        name: "in_proj",
-        file: "mixer.in_proj.weight",
-        dims: |c| vec![c.inner + c.conv_channels() + heads(c), c.width],
-    },
-    Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![c.inner + c.conv_channels() + heads(c)] },
+    Part { name: "in_proj", file: "mixer.in_proj.weight", dims: |c| vec![c.projected(), c.width] },
+    Part { name: "in_proj_b", file: "mixer.in_proj.bias", dims: |c| vec![c.projected()] },
     Part { name: "conv_w", file: "mixer.conv1d.weight", dims: |c| vec![c.conv_channels(), 1, c.conv] },
     Part { name: "conv_b", file: "mixer.conv1d.bias", dims: |c| vec![c.conv_channels()] },
-    Part { name: "dt_b", file: "mixer.dt_bias", dims: |c| vec![heads(c)] },
-    Part { name: "A_log", file: "mixer.A_log", dims: |c| vec![heads(c)] },
-    Part { name: "D", file: "mixer.D", dims: |c| vec![heads(c)] },
+    Part { name: "dt_b", file: "mixer.dt_bias", dims: |c| vec![c.heads()] },
+    Part { name: "A_log", file: "mixer.A_log", dims: |c| vec![c.heads()] },
+    Part { name: "D", file: "mixer.D", dims: |c| vec![c.heads()] },
     Part { name: "norm", file: "mixer.norm.weight", dims: |c| vec![c.inner] },
     Part { name: "out_proj", file: "mixer.out_proj.weight", dims: |c| vec![c.width, c.inner] },
     Part { name: "out_proj_b", file: "mixer.out_proj.bias", dims: |c| vec![c.width] },
 ];
-
-fn heads(config: &Config) -> usize {
-    match config.mixer {
-        Mixer::Mamba2(Heads { count, .. }) => count,
-        _ => 0,
-    }
-}
 
 /// The weights of a layer of this family.
 fn parts(family: Family) -> &'static [Part] {

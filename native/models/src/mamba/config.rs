@@ -230,6 +230,19 @@ impl Config {
             _ => self.inner,
         }
     }
+
+    /// Heads of Mamba-2; other models have none.
+    pub(super) fn heads(&self) -> usize {
+        match self.mixer {
+            Mixer::Mamba2(Heads { count, .. }) => count,
+            _ => 0,
+        }
+    }
+
+    /// Outputs of a layer's `in_proj`: `[x | z]`, in Mamba-2 `[z | xBC | dt]`.
+    pub(super) fn projected(&self) -> usize {
+        self.inner + self.conv_channels() + self.heads()
+    }
 }
 
 /// The keys and values of a configuration, during parsing.

@@ -1,15 +1,16 @@
-//! Recorded decode steps of the first Mamba on CUDA. A step is recorded once for each batch size and replayed by one
-//! call.
+//! Recorded decode steps on CUDA. A step is recorded once for each batch size and replayed by one call.
 //!
-//! Small batches are bound by reading the weights of dense layers: four fused kernels per layer do everything, with f32
-//! activations between them. Dense layers of larger batches go through cuBLASLt. They take six kernels per layer, with
-//! activations in the storage type, as in the forward pass over whole sequences.
+//! Small batches are bound by reading the weights of dense layers: four fused kernels per layer do everything, in Mamba-2
+//! three (and one per layer with groups), with f32 activations between them. Dense layers of larger batches go through
+//! cuBLASLt. They take six kernels per layer, in Mamba-2 five, with activations in the storage type, as in the forward
+//! pass over whole sequences.
 //!
 //! These kernels are so short that the latency of launches would dominate. So each kernel lets the next one start early
 //! and read weights; the next one then waits for the results of those before it (programmatic dependent launches, on
 //! devices that support them).
 
 mod few;
+mod heads;
 mod layout;
 mod many;
 mod plan;
@@ -19,7 +20,7 @@ mod scan;
 use super::layers::States;
 use super::model::Input;
 use super::sample::Draw;
-use super::{Config, Mixer, Weights};
+use super::{Config, Weights};
 use plan::{Plan, Wanted};
 use sidewinder_kernels::cuda::{Buffer, Device, Graph, Lane};
 use sidewinder_kernels::error::Result;
@@ -40,13 +41,13 @@ pub(super) struct Stepper {
 }
 
 impl Stepper {
-    /// The padded batch size of the recorded step for `batch` sequences; `None` if the model has no recorded steps.
+    /// The padded batch size of the recorded step for `batch` sequences; `None` for f64, which has no recorded steps.
     pub(super) fn size(config: &Config, dtype: DType, batch: usize, device: &Device) -> Option<usize> {
         // A row in shared memory is padded to whole reads of a warp: `PACKS` packs of at most 8 elements per lane.
         let columns = config.inner.max(config.width).next_multiple_of(32 * 8 * few::PACKS);
         let fits = |batch: usize| batch * columns * 4 + (8 << 10) <= device.facts().shared as usize;
         match batch {
-            _ if dtype == DType::F64 || config.mixer != Mixer::Mamba => None,
+            _ if dtype == DType::F64 => None,
             ..=FEW if fits(batch) => Some(batch),
             _ => Some(batch.next_multiple_of(TIMES)),
         }

@@ -13,6 +13,9 @@ use crate::shared_options;
 use crate::tensor::DType;
 use serde::{Deserialize, Serialize};
 
+/// The step size in CUDA, for kernels with the options `HAS_BIAS`, `SOFTPLUS` and `CLAMP`.
+pub const STEP_SIZE: &str = include_str!("step_size.cu");
+
 shared_options! {
     step {
         /// apply softplus to dt + dt_bias

@@ -9,6 +9,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_conv(Conv p) {
     Taps held = taps(p.samples[sequence] + state, p.channels, p.w + channel * WIDTH, p.b ? p.b + channel : 0);
     wait_for_others();
     STORAGE newest = p.u[sequence * p.stride + channel];
-    STORAGE* next = p.next_samples[sequence] + state;
-    narrow(convolve(held, next, p.channels, newest), p.y[sequence * p.channels + channel]);
+    narrow(convolve(held, newest), p.y[sequence * p.channels + channel]);
+    keep(held, p.next_samples[sequence] + state, p.channels, newest);
 }

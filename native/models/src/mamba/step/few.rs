@@ -3,9 +3,11 @@
 use super::FEW;
 use super::plan::Plan;
 use super::queue::{Step, THREADS};
-use crate::mamba::{Config, Weights};
+use crate::mamba::block::Block;
+use crate::mamba::{Config, Layer, Weights, mamba2};
 use sidewinder_kernels::cuda::{Buffer, EARLY, PACK, Source, grid_size, pack, params};
 use sidewinder_kernels::error::Result;
+use sidewinder_kernels::ops::layers::mamba_block;
 use sidewinder_kernels::ops::products::blocks::{Format, WALK, WalkLayout};
 use sidewinder_kernels::ops::products::matrices::{self, Matrix, Quantization};
 
@@ -82,30 +84,60 @@ pub fn fits(config: &Config, weights: &Weights<Buffer>, batch: usize) -> bool {
 impl Step<'_> {
     /// Queues the layers and the head.
     pub fn of_few(&self) -> Result<()> {
-        let Plan { config, weights, layout, sum, xz, projected, y, .. } = self.plan;
-        let [width, inner, rank, state] = [config.width, config.inner, config.rank, config.state].map(|n| n as i64);
-        let at = |buffer| self.lane.address(buffer);
-        for (i, layer) in weights.layers.iter().enumerate() {
-            let block = layer.block.mamba();
-            let in_proj = Dense {
-                x: at(sum)?,
-                norm: at(&layer.norm)?,
-                y: at(xz)?,
-                conv_w: at(&block.conv_w)?,
-                conv_b: self.address_of(&block.conv_b)?,
-                samples: self.input(layout.now.conv)?,
-                next_samples: self.input(layout.next.conv)?,
-                layer: i as i64,
-                ..Dense::new(2 * inner, width)
-            };
-            self.dense(Epilogue::Convolve, &block.in_proj, in_proj)?;
-            let x_proj = Dense { x: at(xz)?, y: at(projected)?, ..Dense::new(rank + 2 * state, inner) };
-            self.dense(Epilogue::Write, &block.x_proj, Dense { stride: 2 * inner, ..x_proj })?;
-            self.scan(i, layer, [at(xz)?, at(xz)? + 4 * inner as u64], [2 * inner; 2])?;
-            let out_proj = Dense { x: at(y)?, y: at(sum)?, ..Dense::new(width, inner) };
-            self.dense(Epilogue::Add, &block.out_proj, out_proj)?;
+        for (i, layer) in self.plan.weights.layers.iter().enumerate() {
+            match &layer.block {
+                Block::Mamba(weights) => self.mamba_of_few(i, layer, weights)?,
+                Block::Mamba2(weights) => self.mamba2_of_few(i, layer, weights)?,
+            }
         }
         self.head_of_few()
+    }
+
+    fn mamba_of_few(&self, i: usize, layer: &Layer<Buffer>, weights: &mamba_block::Weights<Buffer>) -> Result<()> {
+        let Plan { config, layout, xz, projected, .. } = self.plan;
+        let [inner, rank, state] = [config.inner, config.rank, config.state].map(|n| n as i64);
+        let at = |buffer| self.lane.address(buffer);
+        let in_proj = Dense {
+            conv_w: at(&weights.conv_w)?,
+            conv_b: self.address_of(&weights.conv_b)?,
+            samples: self.input(layout.now.conv)?,
+            next_samples: self.input(layout.next.conv)?,
+            layer: i as i64,
+            ..self.in_proj(layer)?
+        };
+        self.dense(Epilogue::Convolve, &weights.in_proj, in_proj)?;
+        let x_proj = Dense { x: at(xz)?, y: at(projected)?, ..Dense::new(rank + 2 * state, inner) };
+        self.dense(Epilogue::Write, &weights.x_proj, Dense { stride: 2 * inner, ..x_proj })?;
+        self.scan(i, layer, weights, [at(xz)?, at(xz)? + 4 * inner as u64], [2 * inner; 2])?;
+        self.dense(Epilogue::Add, &weights.out_proj, self.out_proj()?)
+    }
+
+    fn mamba2_of_few(&self, i: usize, layer: &Layer<Buffer>, weights: &mamba2::Weights<Buffer>) -> Result<()> {
+        let heads = self.plan.heads();
+        self.dense(Epilogue::Write, &weights.in_proj, self.in_proj(layer)?)?;
+        self.heads(i, heads, weights, &layer.a)?;
+        // The prologue of a dense layer norms whole rows.
+        let norm = if heads.groups == 1 {
+            self.lane.address(&weights.norm)?
+        } else {
+            self.norm_heads(heads.groups, &weights.norm, &self.plan.y)?;
+            0
+        };
+        self.dense(Epilogue::Add, &weights.out_proj, Dense { norm, ..self.out_proj()? })
+    }
+
+    /// `in_proj` of the normed residual stream.
+    fn in_proj(&self, layer: &Layer<Buffer>) -> Result<Dense> {
+        let Plan { config, sum, xz, .. } = self.plan;
+        let (x, norm, y) = (self.lane.address(sum)?, self.lane.address(&layer.norm)?, self.lane.address(xz)?);
+        Ok(Dense { x, norm, y, ..Dense::new(config.projected() as i64, config.width as i64) })
+    }
+
+    /// `out_proj`, which is added to the residual stream.
+    fn out_proj(&self) -> Result<Dense> {
+        let Plan { config, sum, y, .. } = self.plan;
+        let (x, y) = (self.lane.address(y)?, self.lane.address(sum)?);
+        Ok(Dense { x, y, ..Dense::new(config.width as i64, config.inner as i64) })
     }
 
     /// The logits, or the normed features of a backbone.

@@ -84,7 +84,8 @@ __device__ __forceinline__ void put(const Dense& p, i64 row, REAL y, const Opera
     if (row < p.rows / 2) {
         STORAGE newest;
         narrow(y, newest);
-        y = convolve(operands.taps, p.next_samples[sequence_put()] + in_conv_state(p, row), p.rows / 2, newest);
+        y = convolve(operands.taps, newest);
+        keep(operands.taps, p.next_samples[sequence_put()] + in_conv_state(p, row), p.rows / 2, newest);
     }
     p.y[at] = y;
 #else

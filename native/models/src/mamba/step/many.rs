@@ -3,9 +3,11 @@
 
 use super::plan::{Many, Plan};
 use super::queue::{Step, THREADS};
+use crate::mamba::block::Block;
+use crate::mamba::{Layer, mamba2};
 use sidewinder_kernels::cuda::{Buffer, EARLY, Source, grid_size, params};
 use sidewinder_kernels::error::Result;
-use sidewinder_kernels::ops::layers::mamba_block::Weights;
+use sidewinder_kernels::ops::layers::mamba_block;
 use sidewinder_kernels::ops::products::matrices::{self, Dense};
 use sidewinder_kernels::place::Cuda;
 
@@ -28,33 +30,61 @@ params! {
 
 impl Step<'_> {
     /// Queues the layers and the head.
-    pub fn of_many(&self, Many { h, c, last }: &Many) -> Result<()> {
-        let Plan { config, weights, xz, projected, y, out, .. } = self.plan;
-        let inner = config.inner as i64;
-        let at = |buffer| self.lane.address(buffer);
+    pub fn of_many(&self, many: &Many) -> Result<()> {
+        let Plan { weights, out, .. } = self.plan;
+        let Many { h, last, .. } = many;
+        let last_rows = self.lane.address(last)?;
         self.lane.fill(last, 0)?;
         for (i, layer) in weights.layers.iter().enumerate() {
-            let block = layer.block.mamba();
-            self.norm(at(last)?, &layer.norm, h)?;
-            self.linear(h, &block.in_proj, xz)?;
-            self.conv(i, block, c)?;
-            self.linear(c, &block.x_proj, projected)?;
-            let z = at(xz)? + (inner as usize * self.plan.dtype.size()) as u64;
-            self.scan(i, layer, [at(c)?, z], [inner, 2 * inner])?;
-            self.linear(y, &block.out_proj, last)?;
+            self.norm(last_rows, &layer.norm, h)?;
+            match &layer.block {
+                Block::Mamba(weights) => self.mamba_of_many(i, layer, weights, many)?,
+                Block::Mamba2(weights) => self.mamba2_of_many(i, layer, weights, many)?,
+            }
         }
-        self.norm(at(last)?, &weights.norm, h)?;
+        self.norm(last_rows, &weights.norm, h)?;
         match &weights.head {
             Some(head) => self.linear(h, head, out),
             None => self.lane.copy(h, out),
         }
     }
 
+    fn mamba_of_many(
+        &self,
+        i: usize,
+        layer: &Layer<Buffer>,
+        weights: &mamba_block::Weights<Buffer>,
+        Many { h, c, last }: &Many,
+    ) -> Result<()> {
+        let Plan { config, dtype, xz, projected, y, .. } = self.plan;
+        let at = |buffer| self.lane.address(buffer);
+        self.linear(h, &weights.in_proj, xz)?;
+        self.conv(i, weights, c)?;
+        self.linear(c, &weights.x_proj, projected)?;
+        let (inner, z) = (config.inner as i64, at(xz)? + (config.inner * dtype.size()) as u64);
+        self.scan(i, layer, weights, [at(c)?, z], [inner, 2 * inner])?;
+        self.linear(y, &weights.out_proj, last)
+    }
+
+    fn mamba2_of_many(
+        &self,
+        i: usize,
+        layer: &Layer<Buffer>,
+        weights: &mamba2::Weights<Buffer>,
+        Many { h, c, last }: &Many,
+    ) -> Result<()> {
+        let heads = self.plan.heads();
+        self.linear(h, &weights.in_proj, &self.plan.xz)?;
+        self.heads(i, heads, weights, &layer.a)?;
+        self.norm_heads(heads.groups, &weights.norm, c)?;
+        self.linear(c, &weights.out_proj, last)
+    }
+
     fn linear(&self, x: &Buffer, of: &Dense<Buffer>, y: &Buffer) -> Result<()> {
         matrices::multiply(&Cuda(self.lane), x.clone(), of, y.clone())
     }
 
-    fn conv(&self, i: usize, block: &Weights<Buffer>, y: &Buffer) -> Result<()> {
+    fn conv(&self, i: usize, block: &mamba_block::Weights<Buffer>, y: &Buffer) -> Result<()> {
         let channels = self.plan.config.inner as i64;
         let at = |buffer| self.lane.address(buffer);
         let params = Conv {

@@ -1,14 +1,15 @@
-// RMS norm of the residual stream; with ADD, the output of the last layer is added to the stream first. One block per
-// row; a thread handles HELD elements.
+// RMS norm of the residual stream, or of each group of rows; with ADD, the output of the last layer is added to the
+// stream first. One block per group of a row; a thread handles HELD elements.
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_norm(Norm p) {
     let_others_begin();
-    i64 row = blockIdx.x * p.width;
+    i64 row = (blockIdx.x * gridDim.y + blockIdx.y) * p.width;
+    const REAL* norm = p.norm + blockIdx.y * p.width;
     REAL v[HELD], w[HELD], square = 0;
 #pragma unroll
     for (int k = 0; k < HELD; ++k) {
         i64 at = threadIdx.x + k * THREADS;
-        w[k] = at < p.width ? p.norm[at] : (REAL)0;
+        w[k] = at < p.width ? norm[at] : (REAL)0;
     }
     // The stream too is read after the wait: where all kernels begin early, this one may begin before the kernel that wrote
     // the stream is done, even with others between them.

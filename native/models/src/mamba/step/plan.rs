@@ -6,7 +6,7 @@ use super::queue::Step;
 use crate::mamba::layers::States;
 use crate::mamba::model::Input;
 use crate::mamba::sample::Draw;
-use crate::mamba::{Config, State, Weights};
+use crate::mamba::{Config, Heads, Mixer, State, Weights};
 use sidewinder_kernels::cuda::{Buffer, Device, Lane, Pinned};
 use sidewinder_kernels::error::Result;
 use sidewinder_kernels::tensor::{DType, Described, Spec};
@@ -20,7 +20,9 @@ pub struct Plan {
     pub layout: InputLayout,
     pub input: Buffer,
     pub sum: Buffer,
+    /// Outputs of `in_proj`.
     pub xz: Buffer,
+    /// Outputs of `x_proj`. Mamba-2 has none.
     pub projected: Buffer,
     pub y: Buffer,
     pub out: Buffer,
@@ -33,10 +35,13 @@ pub struct Plan {
     pub padding: State<Buffer>,
 }
 
-/// Normed rows, outputs of the convolution, and the output of a layer, which is added to the residual stream.
+/// Additional buffers of larger batches.
 pub struct Many {
+    /// Normed rows.
     pub h: Buffer,
+    /// Outputs of the convolution; in Mamba-2 those of the gated norm.
     pub c: Buffer,
+    /// The output of a layer, which is added to the residual stream.
     pub last: Buffer,
 }
 
@@ -58,6 +63,8 @@ impl Plan {
         let many = || Ok(Many { h: rows(dtype, width)?, c: rows(dtype, inner)?, last: rows(dtype, width)? });
         let many = (!few::fits(config, &weights, batch)).then(many).transpose()?;
         let between = if many.is_some() { dtype } else { DType::F32 };
+        // Before its norm, the output of Mamba-2's scan is not rounded.
+        let y = if matches!(config.mixer, Mixer::Mamba2(_)) { DType::F32 } else { between };
         Ok(Plan {
             config: *config,
             dtype,
@@ -68,13 +75,21 @@ impl Plan {
             padding: State::specs(config, dtype)?.try_map(|spec| Buffer::new(device, *spec))?,
             input: Buffer::new(device, input)?,
             sum: rows(DType::F32, width)?,
-            xz: rows(between, 2 * inner)?,
+            xz: rows(between, config.projected())?,
             projected: rows(between, rank + 2 * state)?,
-            y: rows(between, inner)?,
+            y: rows(y, inner)?,
             out: rows(dtype, out)?,
             tokens: Buffer::new(device, Spec::new(DType::U8, &[4 * batch])?)?,
             many,
         })
+    }
+
+    /// The heads of a model that is Mamba-2.
+    pub fn heads(&self) -> &Heads {
+        match &self.config.mixer {
+            Mixer::Mamba2(heads) => heads,
+            _ => unreachable!("layers are of the kind that the configuration says"),
+        }
     }
 
     /// Writes the inputs of a step to pinned memory. The padding of the batch gets zeros, and the states in `padding`.

@@ -2,8 +2,9 @@
 
 use super::plan::Plan;
 use crate::mamba::sample::Draw;
-use sidewinder_kernels::cuda::{BLOCK_SUM, Buffer, EARLY, Kernel, Lane, Source, params, types};
+use sidewinder_kernels::cuda::{BLOCK_SUM, Buffer, EARLY, Kernel, Lane, Source, params, type_names, types};
 use sidewinder_kernels::error::Result;
+use sidewinder_kernels::tensor::Described;
 
 const EMBED: Source<Embed> = Source::new("step_embed", include_str!("embed.cu")).after(&[EARLY]);
 const NORM: Source<Norm> = Source::new("step_norm", include_str!("norm.cu")).after(&[EARLY, BLOCK_SUM]);
@@ -25,10 +26,10 @@ params! {
 params! {
     struct Norm {
         x: u64 as "const STORAGE*", // (batch, width), with ADD
-        sum: u64 as "REAL*", // (batch, width)
-        norm: u64 as "const REAL*", // (width)
-        y: u64 as "STORAGE*", // (batch, width)
-        width: i64,
+        sum: u64 as "REAL*", // (batch, groups, width)
+        norm: u64 as "const REAL*", // (groups, width)
+        y: u64 as "TO*", // (batch, groups, width)
+        width: i64, // of a group
         eps: f32,
         to_mean: f32,
     }
@@ -81,14 +82,24 @@ impl Step<'_> {
 
     /// Norms the residual stream. If `x` is not 0, it is the address of rows that are added to the stream first.
     pub fn norm(&self, x: u64, w: &Buffer, y: &Buffer) -> Result<()> {
-        let Plan { config, sum, batch, .. } = self.plan;
+        self.norm_groups([x, self.lane.address(&self.plan.sum)?], w, (self.plan.config.width, 1), y)
+    }
+
+    /// Norms each group of columns of the output of Mamba-2's scan. `y` may be the same memory.
+    pub fn norm_heads(&self, groups: usize, w: &Buffer, y: &Buffer) -> Result<()> {
+        self.norm_groups([0, self.lane.address(&self.plan.y)?], w, (self.plan.config.inner, groups), y)
+    }
+
+    fn norm_groups(&self, [x, sum]: [u64; 2], w: &Buffer, (width, groups): (usize, usize), y: &Buffer) -> Result<()> {
         let at = |buffer| self.lane.address(buffer);
-        let (width, eps, to_mean) = (config.width as i64, config.eps as f32, 1.0 / config.width as f32);
-        let params = Norm { x, sum: at(sum)?, norm: at(w)?, y: at(y)?, width, eps, to_mean };
-        let held = config.width.div_ceil(THREADS as usize);
-        let kernel = self.kernel(&NORM, THREADS, &format!("-DADD={} -DHELD={held}", u32::from(x != 0)))?;
+        let width = width / groups;
+        let (eps, to_mean) = (self.plan.config.eps as f32, 1.0 / width as f32);
+        let params = Norm { x, sum, norm: at(w)?, y: at(y)?, width: width as i64, eps, to_mean };
+        let held = width.div_ceil(THREADS as usize);
+        let (to, add) = (type_names(y.spec().dtype).0, u32::from(x != 0));
+        let kernel = self.kernel(&NORM, THREADS, &format!("-DADD={add} -DHELD={held} -DTO={to}"))?;
         // SAFETY: sizes are those of the plan's buffers.
-        unsafe { self.lane.launch_with(&kernel, [*batch as u32, 1, 1], THREADS, 0, &params) }
+        unsafe { self.lane.launch_with(&kernel, [self.plan.batch as u32, groups as u32, 1], THREADS, 0, &params) }
     }
 
     pub fn choose(&self) -> Result<()> {

@@ -1,59 +1,18 @@
 // One step of the selective scan of several sequences, with the fused projection of dt. LANES threads share a channel;
-// each has RANKS weights of dt's projection and STATES states. Activations between layers are of type BETWEEN.
+// each has RANKS weights of dt's projection and STATES states. Activations between layers are of type BETWEEN. With NORMED
+// the inputs of dt's projection, B and C are normed first, as in FalconMamba.
 //
 // A thread does little work, so the latency of loads dominates: all loads are issued before their first use, and loads
 // of memory that no earlier kernel of the step writes, such as states, before the wait.
 
-template <class T> __device__ __forceinline__ T total(T sum) {
+// Norms a row by its root mean square, without weights.
+template <int N> __device__ __forceinline__ void norm(REAL (&share)[N], i64 count, REAL eps) {
+    REAL square = 0;
 #pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    return sum;
-}
-
-template <class T, int N> struct alignas(N * sizeof(T)) Several { T of[N]; };
-
-// The largest power of two that divides `n` elements into packs of at most 16 bytes.
-template <class T> __device__ constexpr int at_once(int n) {
-    int together = 1;
-    while (n % (2 * together) == 0 && 2 * together * sizeof(T) <= 16) together *= 2;
-    return together;
-}
-
-// A thread's share of a row of `count` numbers: N contiguous ones if the host guarantees aligned packs, else every
-// LANES-th one, padded with zeros.
-template <int N, class T> __device__ __forceinline__ void own(const T* row, i64 count, REAL (&to)[N]) {
-    int lane = threadIdx.x % LANES;
-#if ALIGNED
-    constexpr int TOGETHER = at_once<T>(N);
+    for (int k = 0; k < N; ++k) square = fma(share[k], share[k], square);
+    REAL r = 1 / sqrt(total(square) / count + eps);
 #pragma unroll
-    for (int k = 0; k < N; k += TOGETHER) {
-        auto several = *(const Several<T, TOGETHER>*)(row + lane * N + k);
-#pragma unroll
-        for (int e = 0; e < TOGETHER; ++e) to[k + e] = widen(several.of[e]);
-    }
-#else
-#pragma unroll
-    for (int k = 0; k < N; ++k) to[k] = lane + k * LANES < count ? widen(row[lane + k * LANES]) : (REAL)0;
-#endif
-}
-
-// Writes a thread's share back.
-template <int N> __device__ __forceinline__ void give(const REAL (&from)[N], REAL* row, i64 count) {
-    int lane = threadIdx.x % LANES;
-#if ALIGNED
-    constexpr int TOGETHER = at_once<REAL>(N);
-#pragma unroll
-    for (int k = 0; k < N; k += TOGETHER) {
-        Several<REAL, TOGETHER> several;
-#pragma unroll
-        for (int e = 0; e < TOGETHER; ++e) several.of[e] = from[k + e];
-        *(Several<REAL, TOGETHER>*)(row + lane * N + k) = several;
-    }
-#else
-#pragma unroll
-    for (int k = 0; k < N; ++k)
-        if (lane + k * LANES < count) row[lane + k * LANES] = from[k];
-#endif
+    for (int k = 0; k < N; ++k) share[k] *= r;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Scan p) {
@@ -73,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_scan(Scan p) {
     own(projected, p.rank, delta);
     own(projected + p.rank, p.count, b);
     own(projected + p.rank + p.count, p.count, c);
+    if (NORMED) norm(delta, p.rank, p.eps), norm(b, p.count, p.eps), norm(c, p.count, p.eps);
     REAL x = widen(p.x[sequence * p.x_stride + of]), z = widen(p.z[sequence * p.z_stride + of]);
     REAL dt = 0, y = 0;
 #pragma unroll

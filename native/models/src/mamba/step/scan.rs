@@ -1,14 +1,17 @@
-//! The scan of a decode step, fused with the projection of `dt`.
+//! The scan of a decode step of the first Mamba, fused with the projection of `dt`.
 
 use super::FEW;
 use super::plan::Plan;
 use super::queue::{Step, THREADS};
-use crate::mamba::{Config, Layer};
+use crate::mamba::{Config, Layer, Mixer};
 use sidewinder_kernels::cuda::{Buffer, EARLY, Source, grid_size, params, type_names};
 use sidewinder_kernels::error::Result;
+use sidewinder_kernels::ops::layers::mamba_block::Weights;
 use sidewinder_kernels::tensor::Described;
 
-const SCAN: Source<Scan> = Source::new("step_scan", include_str!("scan.cu")).after(&[EARLY]);
+const SCAN: Source<Scan> = Source::new("step_scan", include_str!("scan.cu")).after(&[EARLY, SHARES]);
+/// How threads divide the states of a channel.
+pub const SHARES: &str = include_str!("shares.cu");
 
 /// Upper limits for the threads that share a channel; the second one is for larger batches.
 const LANES: usize = 16;
@@ -34,7 +37,15 @@ params! {
         count: i64,
         x_stride: i64,
         z_stride: i64,
+        eps: f32,
     }
+}
+
+/// The threads that share a channel. Small batches use as many as possible, to occupy all multiprocessors. Larger batches
+/// use fewer, so that each thread loads whole packs.
+pub fn lanes(states: usize, batch: usize) -> usize {
+    let lanes = states.next_power_of_two();
+    if batch > FEW { lanes.min(LANES_OF_MANY.max(lanes / HELD)) } else { lanes }.min(LANES)
 }
 
 /// How threads divide the states and the rank of a channel.
@@ -48,15 +59,12 @@ struct Scanned {
 }
 
 impl Scanned {
-    /// Small batches use as many threads per channel as possible, to occupy all multiprocessors. Larger batches use
-    /// fewer, so that each thread loads whole packs.
     fn new(config: &Config, batch: usize) -> Scanned {
         let Config { state, rank, .. } = *config;
-        let lanes = state.next_power_of_two();
-        let lanes = if batch > FEW { lanes.min(LANES_OF_MANY.max(lanes / HELD)) } else { lanes }.min(LANES);
+        let lanes = lanes(state, batch);
         let (states, ranks) = (state.div_ceil(lanes), rank.div_ceil(lanes));
-        // Every share of a row must start at a whole pack.
-        let part = |count: usize| 1 << count.trailing_zeros().min(3);
+        // Every row must start at a whole pack.
+        let part = |count: usize| 1 << count.trailing_zeros().min(2);
         let aligned = [state, rank].iter().all(|count| count.is_multiple_of(lanes))
             && rank.is_multiple_of(part(states))
             && (rank + 2 * state).is_multiple_of(part(ranks).max(part(states)));
@@ -78,11 +86,16 @@ impl Step<'_> {
         &self,
         i: usize,
         layer: &Layer<Buffer>,
+        block: &Weights<Buffer>,
         [x, z]: [u64; 2],
         [x_stride, z_stride]: [i64; 2],
     ) -> Result<()> {
         let Plan { config, projected, y, .. } = self.plan;
-        let (block, at) = (layer.block.mamba(), |buffer| self.lane.address(buffer));
+        let at = |buffer| self.lane.address(buffer);
+        let (normed, eps) = match config.mixer {
+            Mixer::FalconMamba(eps) => (1, eps as f32),
+            _ => (0, 0.0),
+        };
         let params = Scan {
             x,
             z,
@@ -100,10 +113,11 @@ impl Step<'_> {
             count: config.state as i64,
             x_stride,
             z_stride,
+            eps,
         };
         let layout = Scanned::new(config, self.plan.batch);
         let (between, _) = type_names(y.spec().dtype);
-        let kernel = self.kernel(&SCAN, THREADS, &format!("-DBETWEEN={between} {layout}"))?;
+        let kernel = self.kernel(&SCAN, THREADS, &format!("-DBETWEEN={between} -DNORMED={normed} {layout}"))?;
         let blocks = grid_size(config.inner.div_ceil(THREADS as usize / layout.lanes))?;
         // SAFETY: sizes are those of the plan's buffers.
         unsafe { self.lane.launch_with(&kernel, [blocks, self.plan.batch as u32, 1], THREADS, 0, &params) }
