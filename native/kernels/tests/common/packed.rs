@@ -120,8 +120,8 @@ fn packed(one: Named<Owned>, lengths: &[usize], state: &[usize]) -> Named<Owned>
 }
 
 /// Visits `ssd`, which takes all sequences at once in 16-bit types, with and without the optional inputs.
-pub fn ssd_in_chunks(visit: &impl Visit, [heads, groups, state]: [usize; 3]) {
-    let all = in_chunks(ssd::inputs([1, OF_CHUNKS.iter().sum(), heads, 64, groups, state]), &[heads, 64, state]);
+pub fn ssd_in_chunks(visit: &impl Visit, [heads, width, groups, state]: [usize; 4]) {
+    let all = in_chunks(ssd::inputs([1, OF_CHUNKS.iter().sum(), heads, width, groups, state]), &[heads, width, state]);
     visit.visit::<Ssd>(&ssd::options(), &all, &["A", "D", "dt_bias"]);
     let options = ssd::Options { return_state: false, ..ssd::options() };
     visit.visit::<Ssd>(&options, &without(&all, &OPTIONAL), &["A"]);

@@ -108,8 +108,9 @@ fn in_chunks<S>(visit: impl Fn(&InChunks, S), sizes: S) {
 }
 
 test_each! { in_chunks, super::in_chunks:
-    ssd_with_32_states: super::packed::ssd_in_chunks, [4, 2, 32];
-    ssd_with_128_states: super::packed::ssd_in_chunks, [2, 1, 128];
+    ssd_with_32_states: super::packed::ssd_in_chunks, [4, 64, 2, 32];
+    ssd_with_128_states: super::packed::ssd_in_chunks, [2, 64, 1, 128];
+    ssd_with_wide_heads: super::packed::ssd_in_chunks, [2, 128, 1, 48];
     gated_delta_rule_with_keys_of_64: super::packed::gated_delta_rule_in_chunks, [2, 2, 64, 64];
     gated_delta_rule_with_keys_of_128: super::packed::gated_delta_rule_in_chunks, [1, 2, 128, 40];
     gated_delta_rule_in_segments: super::packed::gated_delta_rule_in_segments, [1, 2, 64, 72];

@@ -58,7 +58,8 @@ test_each! { parts_agree, super::agrees:
     of_every_op: |visit, ()| super::packed::every_op(visit), ();
     of_selective_scan: super::packed::selective_scan_at_once, [264, 1, 16];
     of_selective_scan_in_several_launches: super::packed::selective_scan_at_once, [4, 1, 300];
-    of_ssd: super::packed::ssd_in_chunks, [4, 2, 32];
+    of_ssd: super::packed::ssd_in_chunks, [4, 64, 2, 32];
+    of_ssd_with_wide_heads: super::packed::ssd_in_chunks, [2, 128, 1, 32];
     of_gated_delta_rule: super::packed::gated_delta_rule_in_segments, [1, 2, 64, 72];
     of_linear_attention: super::packed::linear_attention_in_chunks, [2, 2, 64, 64];
 }

@@ -21,7 +21,7 @@ macro_rules! heads_of_64_rows_agree {
         mod heads_of_64_rows_agree {
             $(#[test]
             fn $steps() {
-                super::heads_of_64_rows($sizes);
+                super::multiples_of_64_rows($sizes);
             })*
         }
     };
@@ -38,14 +38,22 @@ heads_of_64_rows_agree! {
     in_1100_steps: [1, 1100, 4, 64, 1, 128];
 }
 
-fn heads_of_64_rows(sizes: [usize; 6]) {
+/// Wider heads run as several heads of 64 rows.
+#[test]
+fn wider_heads_agree() {
+    for sizes in [[2, 65, 4, 128, 2, 32], [1, 130, 3, 192, 1, 128], [1, 1100, 1, 128, 1, 64]] {
+        multiples_of_64_rows(sizes);
+    }
+}
+
+fn multiples_of_64_rows(sizes: [usize; 6]) {
     let Some(device) = gpu() else { return };
     let all = inputs(sizes);
     on_tensor_cores(&device, &options(), &all);
     let bare = without(&all, &["D", "z", "dt_bias", "initial_state"]);
     on_tensor_cores(&device, &Options { return_state: false, ..options() }, &bare);
     let clamped = Options { dt_clamp: Some((0.3, 0.8)), return_state: false, ..options() };
-    let wide = with(&all, "D", noise(6, &[sizes[2], 64], -1.0, 1.0));
+    let wide = with(&all, "D", noise(6, &[sizes[2], sizes[3]], -1.0, 1.0));
     on_tensor_cores(&device, &clamped, &wide);
 }
 

@@ -1,6 +1,7 @@
 //! The scan on CUDA: in chunks on tensor cores where storage and sizes allow, else as a selective scan.
 
 mod chunks;
+mod narrow;
 mod spread;
 
 use super::Problem;
@@ -9,21 +10,22 @@ use crate::error::Result;
 use crate::op::Named;
 use crate::ops::scan::sequences::Sequences;
 use chunks::{Chunks, Gradient};
+use narrow::Narrow;
 use std::ops::Range;
 
 /// Queues the op.
 pub fn forward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-    match Chunks::new(problem, of_batch(problem), inputs, outputs, lane)? {
-        Some(chunks) => chunks.forward(),
-        None => spread::forward(problem, inputs, outputs, lane),
+    match in_chunks(chunked, problem, of_batch(problem), inputs, outputs, lane)? {
+        true => Ok(()),
+        false => spread::forward(problem, inputs, outputs, lane),
     }
 }
 
 /// Queues the gradient.
 pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buffer>, lane: &Lane) -> Result<()> {
-    match Gradient::new(problem, of_batch(problem), inputs, outputs, lane)? {
-        Some(gradient) => gradient.backward(),
-        None => spread::backward(problem, inputs, outputs, lane),
+    match in_chunks(gradient, problem, of_batch(problem), inputs, outputs, lane)? {
+        true => Ok(()),
+        false => spread::backward(problem, inputs, outputs, lane),
     }
 }
 
@@ -39,8 +41,7 @@ pub fn forward_packed(
     steps: &[Range<usize>],
     lane: &Lane,
 ) -> Result<bool> {
-    let chunks = Chunks::new(problem, Sequences::Packed(steps), inputs, outputs, lane)?;
-    chunks.map_or(Ok(false), |chunks| chunks.forward().map(|()| true))
+    in_chunks(chunked, problem, Sequences::Packed(steps), inputs, outputs, lane)
 }
 
 /// Queues the gradient of a packed call, if it runs in chunks.
@@ -51,6 +52,49 @@ pub fn backward_packed(
     steps: &[Range<usize>],
     lane: &Lane,
 ) -> Result<bool> {
-    let gradient = Gradient::new(problem, Sequences::Packed(steps), inputs, outputs, lane)?;
+    in_chunks(gradient, problem, Sequences::Packed(steps), inputs, outputs, lane)
+}
+
+/// Queues a call for heads as wide as the kernels over chunks take; `false` where they do not support it.
+type Way = fn(&Problem, Sequences, &Named<&Buffer>, &Named<&Buffer>, &Lane) -> Result<bool>;
+
+fn chunked(
+    problem: &Problem,
+    sequences: Sequences,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<bool> {
+    let chunks = Chunks::new(problem, sequences, inputs, outputs, lane)?;
+    chunks.map_or(Ok(false), |chunks| chunks.forward().map(|()| true))
+}
+
+fn gradient(
+    problem: &Problem,
+    sequences: Sequences,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<bool> {
+    let gradient = Gradient::new(problem, sequences, inputs, outputs, lane)?;
     gradient.map_or(Ok(false), |gradient| gradient.backward().map(|()| true))
+}
+
+/// Queues a call for heads of any width, if it runs in chunks.
+fn in_chunks(
+    way: Way,
+    problem: &Problem,
+    sequences: Sequences,
+    inputs: &Named<&Buffer>,
+    outputs: &Named<&Buffer>,
+    lane: &Lane,
+) -> Result<bool> {
+    let Some(narrow) = Narrow::new(problem, inputs, outputs, lane)? else {
+        return way(problem, sequences, inputs, outputs, lane);
+    };
+    let queued = way(&narrow.problem, sequences, &narrow.inputs.as_ref(), &narrow.outputs.as_ref(), lane)?;
+    if queued {
+        narrow.finish(lane)?;
+    }
+    Ok(queued)
 }

@@ -1,4 +1,4 @@
-//! The scan in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage and heads of 64 rows, and its gradient.
+//! The scan in chunks of [`CHUNK`] steps on tensor cores, for 16-bit storage and heads of [`WIDTH`] rows, and its gradient.
 //! This module has what both use: the kernels' parameters, step sizes and decays, and states.
 //!
 //! Where there are too few heads for the device, sequences are cut into segments. A first pass computes the states at
@@ -10,12 +10,13 @@ mod gradient;
 mod shares;
 
 use super::super::{ClampGrad, Problem};
-use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, types};
+use crate::cuda::{Buffer, Lane, Source, grid_size, launch_each, params, type_names, types};
 use crate::error::Result;
 use crate::op::Named;
 use crate::ops::scan::border::Border;
 use crate::ops::scan::sequences::{self, CHUNK, MOST_STEPS, Sequences};
-use crate::tensor::{DType, Spec};
+use crate::ops::scan::step_size::STEP_SIZE;
+use crate::tensor::{DType, Described, Spec};
 pub use forward::Chunks;
 pub use gradient::Gradient;
 
@@ -23,7 +24,6 @@ pub use gradient::Gradient;
 const MMA: &str = include_str!("../../../../cuda/include/mma.cu");
 const ROWS: &str = concat!(include_str!("../../../../cuda/include/rows.cu"), include_str!("../copies.cu"));
 const SEGMENTS: &str = include_str!("../segments.cu");
-const STEP_SIZE: &str = include_str!("../../step_size.cu");
 
 const STEPS: Source<Params> =
     Source::new("ssd_steps", include_str!("../steps.cu")).after(&[STEP_SIZE, sequences::TEXT]);
@@ -37,7 +37,7 @@ const STATES: Source<Params> = Source::new("ssd_states", include_str!("../states
 const CARRY: Source<Params> = Source::new("carry_states", sequences::CARRY).after(&[sequences::TEXT, sequences::PART]);
 
 /// Rows of a head, as many as steps of a chunk: a warp has 16 of either.
-const WIDTH: usize = CHUNK;
+pub const WIDTH: usize = CHUNK;
 /// Threads of a block that has a head's state in its registers.
 const THREADS: usize = 2 * CHUNK;
 /// The most states of a row: a warp's accumulators must fit its registers.
@@ -67,7 +67,7 @@ params! {
         dy: u64 as "const STORAGE*",
         dlast: u64 as "const float*",
         dx: u64 as "STORAGE*",
-        ddt: u64 as "STORAGE*",
+        ddt: u64 as "DDT*",
         db: u64 as "STORAGE*",
         dc: u64 as "STORAGE*",
         dz: u64 as "STORAGE*",
@@ -157,6 +157,8 @@ struct Call<'a> {
     /// The states at both ends, and their cotangents.
     borders: [Border<'a>; 2],
     params: Params,
+    /// The type of the gradient of `dt`.
+    ddt: DType,
     /// Temporary buffers that the parameters point to.
     temporary: Vec<Buffer>,
 }
@@ -170,7 +172,7 @@ fn chunks_of_segment(problem: &Problem, sequences: &Sequences, lane: &Lane) -> u
 }
 
 /// Whether the kernels support the type, the sizes and the device.
-fn fits(problem: &Problem, lane: &Lane) -> bool {
+pub fn fits(problem: &Problem, lane: &Lane) -> bool {
     let Problem { batch, length, heads, width, state, dtype, .. } = *problem;
     let sizes = width == WIDTH && state.is_multiple_of(16) && (16..=MOST_STATES).contains(&state);
     let facts = lane.device().facts();
@@ -199,7 +201,8 @@ impl<'a> Call<'a> {
         if !params.is_aligned() {
             return Ok(None);
         }
-        let mut call = Call { problem, sequences, lane, borders, params, temporary: vec![] };
+        let ddt = outputs.find("ddt").map_or(problem.dtype, |ddt| ddt.spec().dtype);
+        let mut call = Call { problem, sequences, lane, borders, params, ddt, temporary: vec![] };
         call.cut(chunks_of_segment(problem, &sequences, lane))?;
         Ok(Some(call))
     }
@@ -307,7 +310,7 @@ impl<'a> Call<'a> {
         let Problem { width, state, dtype, step_size, .. } = self.problem;
         format!(
             "{} {} -DTILES=1 -DHALF={} -DCHUNK={CHUNK} -DWIDTH={width} -DSTATE={state} -DSIZE={} -DHAS_BIAS={} \
-             -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DSKIP={} -DGATE={}",
+             -DSOFTPLUS={} -DCLAMP={} -DMASK={} -DSKIP={} -DGATE={} -DDDT={}",
             types(*dtype),
             self.sequences.option(),
             u32::from(*dtype == DType::F16),
@@ -318,6 +321,7 @@ impl<'a> Call<'a> {
             u32::from(step_size.clamp_grad == ClampGrad::Mask),
             there(self.params.d),
             there(self.params.z),
+            type_names(self.ddt).0,
         )
     }
 }

@@ -44,7 +44,7 @@ pub fn backward(problem: &Problem, inputs: &Named<&Buffer>, outputs: &Named<&Buf
     let gradients = gradients.try_map(|&spec| lane.temporary(spec))?;
     let options = scan.options(false);
     run_cuda::<SelectiveScanBackward>(&options, &inputs.as_ref(), &gradients.as_ref(), lane)?;
-    outputs.iter().try_for_each(|(name, &to)| scan.fold(gradients.get(name)?, to))
+    outputs.iter().try_for_each(|(name, to)| fold(gradients.get(name)?, to, lane))
 }
 
 /// A call as a selective scan with this storage type.
@@ -90,44 +90,43 @@ impl Scan<'_> {
         inputs.iter().map(|(name, of)| Ok((name.clone(), self.spread(name, of)?))).collect()
     }
 
-    /// A tensor with the shape and the type that the scan takes; a copy unless its size and type are the same.
+    /// A tensor with the shape and the type that the scan takes.
     fn spread(&self, name: &str, of: &Buffer) -> Result<Buffer> {
         let precision = Ssd::INPUTS.iter().find(|slot| slot.name == name).map(|slot| slot.precision);
         let dtype = match name {
             "dlast_state" => self.dtype.wide(),
             _ => precision.map_or(self.dtype, |precision| precision.dtype(self.dtype)),
         };
-        let spec = Spec::new(dtype, &self.shape(name))?;
-        if spec.bytes() == of.spec().bytes() && dtype == of.spec().dtype {
-            return of.reshape(&spec.shape);
-        }
-        let to = self.lane.temporary(spec)?;
-        let count = of.spec().shape.elements();
-        let kernel = self.lane.device().kernel(&SPREAD, &types([of, &to]))?;
-        let params = self.params([of, &to], [count, spec.shape.elements()])?;
-        // SAFETY: `params` has the sizes of both buffers, that of `to` a multiple of that of `of`.
-        unsafe { launch_each(self.lane, &kernel, spec.shape.elements(), &params) }?;
-        Ok(to)
+        spread(of, Spec::new(dtype, &self.shape(name))?, self.lane)
     }
+}
 
-    /// Sums the gradient of a tensor over its repeated elements: the transpose of `spread`.
-    fn fold(&self, from: &Buffer, to: &Buffer) -> Result<()> {
-        let count = to.spec().shape.elements();
-        let kernel = self.lane.device().kernel(&FOLD, &types([from, to]))?;
-        let params = self.params([from, to], [count, from.spec().shape.elements()])?;
-        // SAFETY: `params` has the sizes of both buffers, that of `from` a multiple of that of `to`; each sum has a
-        // warp.
-        unsafe { launch_each(self.lane, &kernel, 32 * count, &params) }
+/// The tensor as `spec`, each element repeated as often as it has more; a copy unless its size and type are the same.
+pub fn spread(of: &Buffer, spec: Spec, lane: &Lane) -> Result<Buffer> {
+    if spec.bytes() == of.spec().bytes() && spec.dtype == of.spec().dtype {
+        return of.reshape(&spec.shape);
     }
+    let to = lane.temporary(spec)?;
+    let count = of.spec().shape.elements();
+    let kernel = lane.device().kernel(&SPREAD, &types([of, &to]))?;
+    let params = params([of, &to], [count, spec.shape.elements()], lane)?;
+    // SAFETY: `params` has the sizes of both buffers, that of `to` a multiple of that of `of`.
+    unsafe { launch_each(lane, &kernel, spec.shape.elements(), &params) }?;
+    Ok(to)
+}
 
-    fn params(&self, [from, to]: [&Buffer; 2], [count, all]: [usize; 2]) -> Result<Params> {
-        Ok(Params {
-            from: self.lane.address(from)?,
-            to: self.lane.address(to)?,
-            count: count as i64,
-            times: (all / count.max(1)) as i64,
-        })
-    }
+/// Sums the gradient of a tensor over its repeated elements: the transpose of [`spread`].
+pub fn fold(from: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
+    let count = to.spec().shape.elements();
+    let kernel = lane.device().kernel(&FOLD, &types([from, to]))?;
+    let params = params([from, to], [count, from.spec().shape.elements()], lane)?;
+    // SAFETY: `params` has the sizes of both buffers, that of `from` a multiple of that of `to`; each sum has a warp.
+    unsafe { launch_each(lane, &kernel, 32 * count, &params) }
+}
+
+fn params([from, to]: [&Buffer; 2], [count, all]: [usize; 2], lane: &Lane) -> Result<Params> {
+    let (from, to) = (lane.address(from)?, lane.address(to)?);
+    Ok(Params { from, to, count: count as i64, times: (all / count.max(1)) as i64 })
 }
 
 /// The types of a kernel's tensors and of its arithmetic.
