@@ -242,14 +242,16 @@ def sessions(path):
 
 def mamba_time(path):
     rows, _ = rows_of(path)
-    types = distinct(rows, "dtype")
-    prompts = [[dtype, cell(median(rows, dtype=dtype, what="prefill"))] for dtype in types]
+    for row in rows:
+        row["type"] = f"{row['model']}, {row['dtype']}" if "model" in row else row["dtype"]
+    types = distinct(rows, "type")
+    prompts = [[name, cell(median(rows, type=name, what="prefill"))] for name in types]
     ways = {"next, greedy": "a token chosen", "next, top_k 50": "drawn with `top_k: 50`"}
     ways["step"] = "logits brought to the host"
     sizes = distinct([row for row in rows if row["what"] == "step"], "size")
     body = [
-        [str(size), dtype, *(cell(median(rows, dtype=dtype, size=size, what=way)) for way in ways)]
-        for dtype in types
+        [str(size), name, *(cell(median(rows, type=name, size=size, what=way)) for way in ways)]
+        for name in types
         for size in sizes
     ]
     head = ["sessions stepped at once", "type", *ways.values()]
