@@ -18,7 +18,7 @@ __device__ __forceinline__ int channel_of(const Scan& p, int number, int group, 
     return own < p.width && number < 2 * p.count + CHANNELS ? blockIdx.y * p.width + own : -1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) step_heads(Scan p) {
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST) step_heads(Scan p) {
     extern __shared__ Four shared[];
     REAL* mixed = (REAL*)shared; // B, C and the channels of the head, after the convolution
     int first = blockIdx.x * CHANNELS, head = blockIdx.y, group = head / p.heads_of_group;

@@ -1,8 +1,9 @@
 //! The convolution, the state space dual and the gate of a decode step of Mamba-2, as one kernel.
 
+use super::FEW;
 use super::plan::Plan;
 use super::queue::{Step, THREADS};
-use super::scan::{SHARES, lanes};
+use super::scan::{HELD, SHARES, lanes};
 use crate::mamba::mamba2::Weights;
 use crate::mamba::{Config, Heads};
 use sidewinder_kernels::cuda::{Buffer, EARLY, Source, grid_size, params, type_names};
@@ -37,6 +38,30 @@ params! {
     }
 }
 
+/// Threads of a multiprocessor that read enough at once for larger batches, which are bound by their states.
+const BUSY: usize = 1536;
+
+/// The blocks of threads: threads that share a channel, threads of a block, and the least number of blocks that a
+/// multiprocessor must have registers for.
+struct Blocks {
+    lanes: usize,
+    threads: usize,
+    least: usize,
+}
+
+impl Blocks {
+    fn new(width: usize, state: usize, batch: usize) -> Blocks {
+        let lanes = lanes(state, batch);
+        if batch <= FEW {
+            return Blocks { lanes, threads: THREADS as usize, least: 1 };
+        }
+        // A block has a whole head, if it fits, so that B and C are convolved once for it.
+        let threads = (lanes * width).next_multiple_of(32).clamp(128, 2 * THREADS as usize);
+        let least = if state.div_ceil(lanes) <= HELD { BUSY / threads } else { 1 };
+        Blocks { lanes, threads, least }
+    }
+}
+
 impl Step<'_> {
     /// Queues the kernel of layer `i`, from `xz` to `y`.
     pub fn heads(&self, i: usize, heads: &Heads, weights: &Weights<Buffer>, a: &Buffer) -> Result<()> {
@@ -65,20 +90,20 @@ impl Step<'_> {
             lo: heads.limit.0 as f32,
             hi: heads.limit.1 as f32,
         };
-        let lanes = lanes(state, *batch);
-        let channels = THREADS as usize / lanes;
+        let Blocks { lanes, threads, least } = Blocks::new(width, state, *batch);
+        let channels = threads / lanes;
         let needed = 2 * state + channels;
         let options = format!(
             "-DHAS_BIAS=1 -DSOFTPLUS=1 -DCLAMP=1 -DWIDTH={conv} -DBETWEEN={} -DLANES={lanes} -DSTATES={} -DALIGNED={} \
-             -DHELD={}",
+             -DHELD={} -DLEAST={least}",
             type_names(xz.spec().dtype).0,
             state.div_ceil(lanes),
             u32::from(state.is_multiple_of(lanes)),
-            needed.div_ceil(THREADS as usize),
+            needed.div_ceil(threads),
         );
-        let kernel = self.kernel(&HEADS, THREADS, &options)?;
+        let kernel = self.kernel(&HEADS, threads as u32, &options)?;
         let grid = [grid_size(width.div_ceil(channels))?, heads.count as u32, *batch as u32];
         // SAFETY: sizes are those of the plan's buffers.
-        unsafe { self.lane.launch_with(&kernel, grid, THREADS, (needed * size_of::<f32>()) as u32, &params) }
+        unsafe { self.lane.launch_with(&kernel, grid, threads as u32, (needed * size_of::<f32>()) as u32, &params) }
     }
 }

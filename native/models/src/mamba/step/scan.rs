@@ -17,7 +17,7 @@ pub const SHARES: &str = include_str!("shares.cu");
 const LANES: usize = 16;
 const LANES_OF_MANY: usize = 4;
 /// Upper limit for the states per thread, unless `LANES` threads are too few for it.
-const HELD: usize = 16;
+pub const HELD: usize = 16;
 
 params! {
     struct Scan {
