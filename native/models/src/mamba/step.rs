@@ -1,7 +1,7 @@
 //! Recorded decode steps on CUDA. A step is recorded once for each batch size and replayed by one call.
 //!
 //! Small batches are bound by reading the weights of dense layers: four fused kernels per layer do everything, in Mamba-2
-//! three (and one per layer with groups), with f32 activations between them. Dense layers of larger batches go through
+//! three (four with groups), with f32 activations between them. Dense layers of larger batches go through
 //! cuBLASLt. They take six kernels per layer, in Mamba-2 five, with activations in the storage type, as in the forward
 //! pass over whole sequences.
 //!

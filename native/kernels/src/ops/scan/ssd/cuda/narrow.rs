@@ -2,12 +2,12 @@
 //! sizes and decays, in the same group. Only tensors that have no rows differ: their elements are repeated, and their
 //! gradients summed.
 
-use super::super::{Problem, Ssd};
+use super::super::Problem;
 use super::chunks::{WIDTH, fits};
 use super::spread::{fold, spread};
 use crate::cuda::{Buffer, Lane};
 use crate::error::Result;
-use crate::op::{Differentiable, Named};
+use crate::op::Named;
 use crate::tensor::{Described, Spec};
 
 /// A call with more heads.
@@ -28,25 +28,23 @@ impl<'a> Narrow<'a> {
         lane: &Lane,
     ) -> Result<Option<Narrow<'a>>> {
         let times = problem.width / WIDTH;
-        let problem = Problem { heads: problem.heads * times, width: problem.width / times.max(1), ..*problem };
-        if times < 2 || !fits(&problem, lane) {
+        let whole = problem.width.is_multiple_of(WIDTH);
+        let problem = Problem { heads: problem.heads * times, width: WIDTH, ..*problem };
+        if times < 2 || !whole || !fits(&problem, lane) {
             return Ok(None);
         }
-        let inputs: Named<Buffer> = inputs
-            .iter()
-            .map(|(name, of)| Ok((name.clone(), spread(of, narrow(&problem, name, of.spec())?, lane)?)))
-            .collect::<Result<_>>()?;
-        let gradients = Ssd::gradients(&inputs.map(|of| of.spec()));
+        let input = |name: &str, of: &Buffer| spread(of, narrow(&problem, name, of.spec())?, lane);
         let output = |name: &str, of: &Buffer| {
-            let spec = gradients.find(name).copied().map_or_else(|| narrow(&problem, name, of.spec()), Ok)?;
+            let spec = narrow(&problem, name, of.spec())?;
             if spec.shape.elements() == of.spec().shape.elements() {
                 return of.reshape(&spec.shape);
             }
             // Sums are rounded once.
             lane.temporary(Spec { dtype: spec.dtype.wide(), ..spec })
         };
+        let inputs = inputs.iter().map(|(name, of)| Ok((name.clone(), input(name, of)?))).collect::<Result<_>>()?;
         let narrowed = outputs.iter().map(|(name, of)| Ok((name.clone(), output(name, of)?)));
-        Ok(Some(Narrow { problem, outputs: narrowed.collect::<Result<_>>()?, inputs, wide: outputs }))
+        Ok(Some(Narrow { problem, inputs, outputs: narrowed.collect::<Result<_>>()?, wide: outputs }))
     }
 
     /// Queues what is left once the call with more heads is queued: the sums of gradients.
@@ -61,17 +59,19 @@ impl<'a> Narrow<'a> {
     }
 }
 
-/// The spec of a tensor in a call of these sizes.
+/// The spec of an input or output in a call of these sizes.
 fn narrow(problem: &Problem, name: &str, spec: Spec) -> Result<Spec> {
-    let Problem { batch, length, heads, width, groups, state, wide_skip, .. } = *problem;
+    let Problem { batch, length, heads, width, state, wide_skip, .. } = *problem;
     let dims = match name {
-        "A" | "dt_bias" => vec![heads],
-        "D" if !wide_skip => vec![heads],
-        "D" => vec![heads, width],
-        "dt" => vec![batch, length, heads],
-        "B" | "C" => vec![batch, length, groups, state],
-        "initial_state" | "last_state" | "dlast_state" => vec![batch, heads, width, state],
-        _ => vec![batch, length, heads, width],
+        "A" | "dA" | "dt_bias" | "ddt_bias" => vec![heads],
+        "D" | "dD" if !wide_skip => vec![heads],
+        "D" | "dD" => vec![heads, width],
+        "dt" | "ddt" => vec![batch, length, heads],
+        "x" | "dx" | "z" | "dz" | "y" | "dy" => vec![batch, length, heads, width],
+        // Packed sequences have a state each.
+        _ if name.ends_with("_state") => vec![spec.shape[0], heads, width, state],
+        // B, C and their gradients, and the ends of packed sequences.
+        _ => return Ok(spec),
     };
     Spec::new(spec.dtype, &dims)
 }

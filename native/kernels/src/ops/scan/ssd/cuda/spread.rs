@@ -4,7 +4,7 @@
 
 use super::super::{Problem, Ssd};
 use crate::cuda::{Buffer, Lane, Source, launch_each, params, type_names};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::op::{Differentiable, Named, Op, run_cuda};
 use crate::ops::scan::selective_scan::backward::SelectiveScanBackward;
 use crate::ops::scan::selective_scan::{self, SelectiveScan};
@@ -124,7 +124,12 @@ pub fn fold(from: &Buffer, to: &Buffer, lane: &Lane) -> Result<()> {
     unsafe { launch_each(lane, &kernel, 32 * count, &params) }
 }
 
+/// The parameters for `count` elements on one side and `all` on the other, which must be a multiple.
 fn params([from, to]: [&Buffer; 2], [count, all]: [usize; 2], lane: &Lane) -> Result<Params> {
+    if !all.is_multiple_of(count.max(1)) {
+        let error = Error::new(Kind::Shape, "heads").expected(format_args!("a multiple of {count} elements"));
+        return Err(error.got(all));
+    }
     let (from, to) = (lane.address(from)?, lane.address(to)?);
     Ok(Params { from, to, count: count as i64, times: (all / count.max(1)) as i64 })
 }
