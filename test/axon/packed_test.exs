@@ -118,6 +118,36 @@ if Code.ensure_loaded?(Sidewinder.Axon) do
       end
     end
 
+    test "layers of single ops take packed sequences" do
+      [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
+      heads = Axon.reshape(x, {:batch, 2, :auto, 2})
+      packed = [cu_seqlens: ends]
+
+      layers = %{
+        conv: Layer.causal_conv1d(x, [name: "conv"] ++ packed),
+        scan: Layer.selective_scan(x, x, x, x, [name: "scan", gate: x] ++ packed),
+        attention: Layer.attention(heads, heads, heads, [causal: true] ++ packed)
+      }
+
+      {init, predict} = Axon.build(Axon.container(layers))
+      x = random(1, {1, 6, 4}, -1.0, 1.0, :f32)
+      inputs = %{"x" => x, "cu_seqlens" => ends([4, 0, 2])}
+      state = init.(inputs, ModelState.empty())
+      packed = [cu_seqlens: inputs["cu_seqlens"]]
+      %{"conv" => conv, "scan" => scan} = state.data
+      options = [d: scan["D"], z: x, dt_bias: scan["dt_b"], dt_softplus: true] ++ packed
+      heads = Nx.reshape(x, {1, 2, 6, 2})
+
+      expected = %{
+        conv: Sidewinder.causal_conv1d(x, conv["kernel"], [bias: conv["bias"]] ++ packed),
+        scan: Sidewinder.selective_scan(x, x, Nx.negate(Nx.exp(scan["A_log"])), x, x, options),
+        attention: Sidewinder.attention(heads, heads, heads, [causal: true] ++ packed)
+      }
+
+      got = predict.(state, inputs)
+      for {name, y} <- expected, do: assert_close(got[name], y, rtol: 0.0)
+    end
+
     test "names of axes go along, but for steps that become sequences" do
       x = random(1, {1, 5, 4}, -1.0, 1.0, :f32) |> Nx.rename([:batch, :time, :width])
       inputs = %{"x" => x, "cu_seqlens" => Nx.rename(ends([2, 3]), [:sequences])}

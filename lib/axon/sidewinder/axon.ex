@@ -64,6 +64,7 @@ defmodule Sidewinder.Axon do
   ]
   @norm [epsilon: {1.0e-5, :positive}, gamma_initializer: {:ones, :initializer}]
   @weights [kernel_initializer: {nil, :initializer}, bias_initializer: {nil, :initializer}]
+  @packed [cu_seqlens: {nil, :layer}]
 
   @block [
            state_size: {16, :size},
@@ -71,9 +72,8 @@ defmodule Sidewinder.Axon do
            kernel_size: {4, :size},
            dt_rank: {nil, :size},
            use_bias: {false, :flag},
-           conv_bias: {true, :flag},
-           cu_seqlens: {nil, :layer}
-         ] ++ @steps ++ @weights
+           conv_bias: {true, :flag}
+         ] ++ @packed ++ @steps ++ @weights
 
   @attention [
     heads: {1, :size},
@@ -665,6 +665,8 @@ defmodule Sidewinder.Axon do
 
     * `:kernel_initializer`, `:bias_initializer` - default to uniform within 1 / sqrt(kernel_size)
 
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in `x`, `{1, length, channels}`
+
   ## Examples
 
       iex> model = Axon.input("x", shape: {nil, nil, 8}) |> Sidewinder.Axon.causal_conv1d(activation: :silu)
@@ -675,15 +677,19 @@ defmodule Sidewinder.Axon do
   @spec causal_conv1d(Axon.t(), keyword) :: Axon.t()
   def causal_conv1d(%Axon{} = x, opts \\ []) do
     known = [kernel_size: {4, :size}, activation: {nil, [:silu]}, use_bias: {true, :flag}]
-    %{kernel_size: w} = opts = options!(:causal_conv1d, opts, @layer ++ known ++ @weights)
+
+    %{kernel_size: w} =
+      opts = options!(:causal_conv1d, opts, @layer ++ @packed ++ known ++ @weights)
+
     bias = opts.bias_initializer || uniform(fn _ -> w end)
 
     params = [
-      {"kernel", fn [x] -> {width(x), w} end, opts.kernel_initializer || (&uniform/3)},
-      opts.use_bias && {"bias", fn [x] -> {width(x)} end, bias}
+      {"kernel", fn [x | _] -> {width(x), w} end, opts.kernel_initializer || (&uniform/3)},
+      opts.use_bias && {"bias", fn [x | _] -> {width(x)} end, bias}
     ]
 
-    layer(:causal_conv1d, [x: x], params, opts, activation: opts.activation)
+    inputs = [x: x, cu_seqlens: opts.cu_seqlens]
+    layer(:causal_conv1d, inputs, params, opts, activation: opts.activation)
   end
 
   @doc """
@@ -699,6 +705,8 @@ defmodule Sidewinder.Axon do
 
     * `:dt_min`, `:dt_max`, `:dt_init_floor` - as in `mamba_block/2`
 
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in a batch of 1
+
   ## Examples
 
       iex> x = Axon.input("x", shape: {nil, nil, 8})
@@ -710,7 +718,7 @@ defmodule Sidewinder.Axon do
   @doc type: :recurrent
   @spec selective_scan(Axon.t(), Axon.t(), Axon.t(), Axon.t(), keyword) :: Axon.t()
   def selective_scan(%Axon{} = x, %Axon{} = dt, %Axon{} = b, %Axon{} = c, opts \\ []) do
-    opts = options!(:selective_scan, opts, @layer ++ [gate: {nil, :layer}] ++ @steps)
+    opts = options!(:selective_scan, opts, @layer ++ [gate: {nil, :layer}] ++ @packed ++ @steps)
 
     params = [
       {"dt_b", fn [x | _] -> {width(x)} end, steps(opts)},
@@ -718,7 +726,8 @@ defmodule Sidewinder.Axon do
       {"D", fn [x | _] -> {width(x)} end, :ones}
     ]
 
-    layer(:selective_scan, [x: x, dt: dt, b: b, c: c, gate: opts.gate], params, opts)
+    inputs = [x: x, dt: dt, b: b, c: c, gate: opts.gate, cu_seqlens: opts.cu_seqlens]
+    layer(:selective_scan, inputs, params, opts)
   end
 
   @doc """
@@ -928,6 +937,8 @@ defmodule Sidewinder.Axon do
     * `:mask` - a layer of integers, not 0 where a query attends to a key, of a shape that repeats to
       `{batch, heads, queries, keys}`
 
+    * `:cu_seqlens` - a layer of integers `{sequences + 1}`, the ends of packed sequences in a batch of 1, without `:mask`
+
   ## Examples
 
       iex> q = Axon.input("q", shape: {nil, 4, nil, 8})
@@ -948,9 +959,10 @@ defmodule Sidewinder.Axon do
       mask: {nil, :layer}
     ]
 
-    opts = options!(:attention, opts, @layer ++ known)
+    opts = options!(:attention, opts, @layer ++ @packed ++ known)
     options = given(opts, [:causal, :scale, :q_offset, :layout])
-    layer(:attention, [q: q, k: k, v: v, mask: opts.mask], [], opts, options)
+    inputs = [q: q, k: k, v: v, mask: opts.mask, cu_seqlens: opts.cu_seqlens]
+    layer(:attention, inputs, [], opts, options)
   end
 
   @doc """

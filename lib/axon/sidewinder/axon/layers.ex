@@ -160,13 +160,15 @@ defmodule Sidewinder.Axon.Layers do
     end
   end
 
-  defp compute(:causal_conv1d, %{x: x}, params, %{activation: activation}) do
-    Sidewinder.causal_conv1d(x, params["kernel"], bias: params["bias"], activation: activation)
+  defp compute(:causal_conv1d, %{x: x} = inputs, params, %{activation: activation}) do
+    options = [bias: params["bias"], activation: activation, cu_seqlens: inputs[:cu_seqlens]]
+    Sidewinder.causal_conv1d(x, params["kernel"], options)
   end
 
   defp compute(:selective_scan, %{x: x, dt: dt, b: b, c: c} = inputs, params, _opts) do
     a = Nx.negate(Nx.exp(params["A_log"]))
-    options = [d: params["D"], dt_bias: params["dt_b"], dt_softplus: true, z: inputs[:gate]]
+    given = [z: inputs[:gate], cu_seqlens: inputs[:cu_seqlens]]
+    options = [d: params["D"], dt_bias: params["dt_b"], dt_softplus: true] ++ given
     Sidewinder.selective_scan(x, dt, a, b, c, options)
   end
 
@@ -198,7 +200,8 @@ defmodule Sidewinder.Axon.Layers do
 
   defp compute(:attention, %{q: q, k: k, v: v} = inputs, _params, opts) do
     options = Map.to_list(Map.take(opts, [:causal, :scale, :q_offset, :layout]))
-    Sidewinder.attention(q, k, v, [mask: inputs[:mask]] ++ options)
+    given = [mask: inputs[:mask], cu_seqlens: inputs[:cu_seqlens]]
+    Sidewinder.attention(q, k, v, given ++ options)
   end
 
   defp compute(:mha, %{x: x} = inputs, params, opts),
