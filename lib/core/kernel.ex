@@ -53,7 +53,9 @@ defmodule Sidewinder.Kernel do
       %{"y" => Sidewinder.Tensor.from_list([8], :f32, {1, 1, 1})}
   """
   @spec run(atom, inputs, map, keyword) :: %{String.t() => Tensor.t()}
-  def run(op, inputs, options, where \\ []), do: run(op, inputs, options, where, nil)
+  def run(op, inputs, options, where \\ [])
+  def run(op, inputs, options, where) when is_atom(op), do: run(op, inputs, options, where, nil)
+  def run(op, _, _, _), do: Options.wrong_argument!("op", "the name of an op, an atom", op)
 
   # `watched` are options of `Sidewinder.Progress`, or nil for an op that runs as a whole.
   defp run(op, inputs, options, where, watched) do

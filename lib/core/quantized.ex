@@ -395,14 +395,31 @@ defmodule Sidewinder.Quantized do
   @spec save!(Path.t(), %{String.t() => t | Tensor.t()}, [Progress.option()]) :: :ok
   def save!(path, tensors, options \\ []) do
     Options.known!(options, Progress.options())
-    Safetensors.write(path, Enum.flat_map(tensors, &stored/1), options)
+    Safetensors.write(path, stored(tensors), options)
   end
 
-  defp stored({name, %__MODULE__{} = quantized}), do: to_tensors(to_host(quantized), name)
-  defp stored({name, %Tensor{} = tensor}), do: [{name, Tensor.to_host(tensor)}]
+  @kept "a Sidewinder.Quantized or Sidewinder.Tensor"
 
-  defp stored({name, other}),
-    do: Options.wrong_argument!("#{name}", "a Sidewinder.Quantized or Sidewinder.Tensor", other)
+  defp stored(tensors) when is_map(tensors) and not is_struct(tensors),
+    do: stored(Map.to_list(tensors))
+
+  defp stored([tensor | rest]), do: stored_one(tensor) ++ stored(rest)
+  defp stored([]), do: []
+  defp stored(other), do: not_stored(other)
+
+  defp stored_one({name, %__MODULE__{} = quantized}) when is_binary(name),
+    do: to_tensors(to_host(quantized), name)
+
+  defp stored_one({name, %Tensor{} = tensor}) when is_binary(name),
+    do: [{name, Tensor.to_host(tensor)}]
+
+  defp stored_one({name, other}) when is_binary(name),
+    do: Options.wrong_argument!(name, @kept, other)
+
+  defp stored_one(other), do: not_stored(other)
+
+  defp not_stored(got),
+    do: Options.wrong_argument!("tensors", "pairs of a text and " <> @kept, got)
 
   @doc """
   Reads the tensors of these names, or all of them, quantized ones by the names that `save!/2` was given.

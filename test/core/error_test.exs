@@ -146,6 +146,12 @@ defmodule Sidewinder.ErrorTest do
 
     assert %{kind: :argument, argument: "op"} =
              error(fn -> Kernel.run(:no_such_op, inputs, %{}) end)
+
+    for op <- ["selective_scan", 5],
+        do:
+          assert_raise(Error, ~r/op: expected the name of an op/, fn ->
+            Kernel.run(op, inputs, %{})
+          end)
   end
 
   test "unknown options and values that are none" do

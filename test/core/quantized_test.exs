@@ -96,6 +96,14 @@ defmodule Sidewinder.QuantizedTest do
 
     assert_raise Error, ~r/w: expected tensors named/, fn -> Quantized.from_tensors(%{}, "w") end
     assert_raise Error, ~r/w: expected a Sidewinder/, fn -> Quantized.save!(path, %{"w" => 1}) end
+
+    w = zeros(:f32, {1})
+
+    for tensors <- [5, [5], [{1, w}], [{"w", w} | 5], %{w: w}],
+        do:
+          assert_raise(Error, ~r/tensors: expected pairs/, fn ->
+            Quantized.save!(path, tensors)
+          end)
   end
 
   @tag :tmp_dir
