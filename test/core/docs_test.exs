@@ -68,7 +68,7 @@ defmodule Sidewinder.DocsTest do
               do: line
 
         for {name, arity, _, _} <- public(docs), not generated?(name) do
-          call = ~r/\b#{Regex.escape(Atom.to_string(name))}(?!\w)/
+          call = ~r/\b#{Regex.escape(Atom.to_string(name))}(?:\(|\/\d)/
           unless Enum.any?(examples, &(&1 =~ call)), do: {module, name, arity}
         end
       end
