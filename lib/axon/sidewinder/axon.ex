@@ -30,10 +30,10 @@ defmodule Sidewinder.Axon do
 
   ## Packed sequences
 
-  `mamba/2`, `mamba2/2`, `gated_delta_net/2`, their blocks and `linear_attention/2` take sequences of different lengths, one
-  after the other in a batch of 1, with a layer of their ends as the option `:cu_seqlens`: integers `{sequences + 1}`, which
-  `Sidewinder` describes. Results and gradients are those of one call for each sequence, and parameters those of the same
-  layer without the option.
+  `mamba/2`, `mamba2/2`, `gated_delta_net/2`, their blocks, `linear_attention/2`, `causal_conv1d/2`, `selective_scan/5` and
+  `attention/4` take sequences of different lengths, one after the other in a batch of 1, with a layer of their ends as the
+  option `:cu_seqlens`: integers `{sequences + 1}`, which `Sidewinder` describes. Results and gradients are those of one call
+  for each sequence, and parameters those of the same layer without the option.
 
       iex> [x, ends] = for name <- ["x", "cu_seqlens"], do: Axon.input(name)
       iex> {init, predict} = Axon.build(Sidewinder.Axon.mamba(x, layers: 1, cu_seqlens: ends))
